@@ -1,0 +1,42 @@
+# make demo   trains four LeNets on M0, M20, M40 and M60 and shows how each does on everybody's digits
+# make test   runs everything not marked slow; make test-all runs everything
+# Both set up .venv by themselves. PYTHON chooses the interpreter (3.11 or newer).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(VENV)/.core
+	$(BIN)/fedh2l run --rounds 500
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.core
+	$(BIN)/python benchmarks/overhead.py
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedh2l needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@ $(VENV)/.core
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

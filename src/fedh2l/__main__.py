@@ -1,0 +1,5 @@
+"""`python -m fedh2l`."""
+
+from fedh2l.cli import main
+
+main()

@@ -1,0 +1,88 @@
+"""The two functions of the Python API: train a federation, load a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedh2l.callbacks import Callback
+from fedh2l.config import FROM_PYTHON, check_section
+from fedh2l.errors import ModelError, RunError, did_you_mean
+from fedh2l.federation import Federation
+from fedh2l.methods.base import Method
+from fedh2l.methods.fedh2l import FedH2L
+from fedh2l.models.saved import Classifier, load_model
+from fedh2l.node import Node
+from fedh2l.optimizers import OptimizerSettings
+from fedh2l.result import Result
+from fedh2l.rundir import RunDirectory
+from fedh2l.settings import RunSettings
+from fedh2l.toml import toml_value
+from fedh2l.trainer import Trainer
+
+
+def train(
+    nodes: Sequence[Node],
+    method: Method | None = None,
+    rounds: int = 2000,
+    seed: int = 0,
+    *,
+    optimizer: OptimizerSettings | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **run: Any,
+) -> Result:
+    """Trains a federation and returns how every node's model does on everybody's test data.
+
+    Afterwards each module given in `nodes` holds the selected model. With `out`, a run directory is written, whose
+    models `load` reads, and `resume=True` goes on with it after an interruption. Further keywords are the keys of the
+    `[run]` section: batch_size, device, threads, dtype, eval_every, checkpoint_every, selection.
+    """
+    settings = check_section(RunSettings, {"rounds": rounds, "seed": seed, **run}, "run").resolved()
+    federation = Federation(list(nodes), method or FedH2L(), settings, optimizer or OptimizerSettings())
+    trainer = Trainer(federation, callbacks=callbacks)
+    if out is not None and resume:
+        trainer.directory = RunDirectory.open(out)
+        trainer.resume()
+    elif out is not None:
+        trainer.directory = RunDirectory.claim(out, _describe(federation))
+    elif resume:
+        raise RunError("resume=True needs out=…, the directory of the run to go on with")
+    return trainer.run()
+
+
+def load(run: str | Path, node: str, which: str = "best", model: nn.Module | None = None) -> Classifier:
+    """The best or last model of a node, ready to use: `classifier(inputs)` gives logits.
+
+    `model` is needed only for a model whose class fedh2l could not note down (a lambda, a bare `nn.Sequential`).
+    """
+    directory = RunDirectory.open(run)
+    path = directory.model_path(node, which)
+    if which not in ("best", "last"):
+        raise ModelError(f"which = '{which}': a run keeps the 'best' and the 'last' model of each node")
+    if not path.exists():
+        names = directory.nodes()
+        if not names:
+            raise RunError(f"'{run}' has no models yet: it has not ended; go on with it by --resume {run}")
+        raise RunError(f"'{run}' has no node '{node}'.{did_you_mean(node, names)}")
+    return load_model(path, model)
+
+
+def _describe(federation: Federation) -> str:
+    """The configuration of a run that was started from Python: all but the data can be written down."""
+    sections: dict[str, dict[str, Any]] = {
+        "run": federation.settings.model_dump(exclude={"out"}, exclude_none=True),
+        "data": {"name": FROM_PYTHON},
+        "method": {"name": federation.method.name, **federation.method.model_dump(exclude_none=True)},
+        "optimizer": federation.optimizer.model_dump(exclude_none=True),
+    }
+    tables = [(f"[{name}]", values) for name, values in sections.items()]
+    tables += [("[[nodes]]", {"name": node.name, "model": node.model_name}) for node in federation.nodes]
+    return "\n".join(
+        f"{head}\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items())
+        for head, values in tables
+    )

@@ -1,0 +1,5 @@
+"""The command line."""
+
+from fedh2l.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,121 @@
+"""`fedh2l run`: train a federation."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from fedh2l.cli.console import err, notice, print_json
+from fedh2l.config import Config, load_config
+from fedh2l.errors import ConfigError, RunError
+from fedh2l.reporting.progress import LiveProgress
+from fedh2l.reporting.tables import result_table, traffic
+from fedh2l.result import Result
+from fedh2l.rundir import RunDirectory, check_writable
+from fedh2l.toml import to_toml
+from fedh2l.trainer import Interrupted, Trainer
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; may be repeated.")
+]
+
+
+def run(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Without one: the default.")] = None,
+    method: Annotated[str | None, typer.Option(help="A method; `fedh2l list` shows them.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="What everything random follows from.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda|auto", help="Where to compute.")] = None,
+    changes: SetOption = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; a new folder in runs/.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with an interrupted run.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
+) -> None:
+    """Train a federation: with no argument, four LeNets on Rotated MNIST."""
+    if resume is not None:
+        if any(option is not None for option in (config, method, rounds, seed, device, changes, out)):
+            raise ConfigError(
+                "--resume goes on with a run exactly as it was configured; give no other settings with it"
+            )
+        settings, result, directory = _resume(resume)
+    else:
+        options = {"rounds": rounds, "seed": seed, "device": device, "out": str(out) if out else None}
+        settings, notices = load_config(config, changes or (), method, options)
+        for text in notices:
+            notice(text)
+        result, directory = _start(settings)
+    err.print()
+    err.print(result_table(result, settings.run.selection_rule))
+    err.print(traffic(result), soft_wrap=True)
+    err.print(f"Results, metrics and models are in {directory.path}", soft_wrap=True)
+    if as_json:
+        print_json(result.to_dict())
+
+
+def _start(config: Config) -> tuple[Result, RunDirectory]:
+    path = Path(config.run.out) if config.run.out else None
+    check_writable(path or Path("runs"))
+    trainer = Trainer(config.federation())
+    if path is None:
+        path = RunDirectory.default_path(config.data_name, config.method.name, config.run.seed)
+    trainer.directory = RunDirectory.claim(path, to_toml(config))
+    return _train(trainer), trainer.directory
+
+
+def _resume(path: Path) -> tuple[Config, Result, RunDirectory]:
+    if not path.is_dir():
+        raise RunError(f"--resume {path}: there is no such run")
+    directory = RunDirectory.open(path)
+    config, _ = load_config(directory.config_path)
+    finished = directory.result()
+    if finished is not None:
+        notice(f"{path} has already ended; nothing was left to do")
+        return config, Result.from_dict(finished), directory
+    trainer = Trainer(config.federation(), directory)
+    if trainer.resume():
+        notice(f"{path}: going on after round {trainer.round}")
+    else:
+        notice(f"{path} has no checkpoint: starting from round 0")
+    return config, _train(trainer), directory
+
+
+def _train(trainer: Trainer) -> Result:
+    assert trainer.directory is not None
+    progress = LiveProgress(err)
+    trainer.callbacks = [progress]
+    try:
+        with _stop_on_signal(trainer):
+            return trainer.run()
+    except Interrupted as stopped:
+        progress.close()
+        command = f"fedh2l run --resume {shlex.quote(str(trainer.directory.path))}"
+        notice(f"Stopped after round {stopped.round}, which is saved. Go on with:  {command}")
+        raise typer.Exit(130) from None
+    finally:
+        progress.close()
+
+
+@contextmanager
+def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
+    """Ends the training at the next whole round on Ctrl-C or SIGTERM; a second Ctrl-C ends it at once."""
+    asked: list[int] = []
+    trainer.stop = lambda: bool(asked)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,236 @@
+"""Configuration: TOML, checked section by section, with errors that name the key and what would be right."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedh2l.data.base import Dataset, FunctionDataset
+from fedh2l.data.registry import DATASETS
+from fedh2l.errors import ConfigError, did_you_mean
+from fedh2l.federation import Federation
+from fedh2l.methods.base import Method
+from fedh2l.methods.registry import METHODS
+from fedh2l.node import Node
+from fedh2l.optimizers import OptimizerSettings
+from fedh2l.plugins import is_path
+from fedh2l.settings import RunSettings
+
+SECTIONS = ("run", "data", "method", "optimizer", "nodes")
+FROM_PYTHON = "python"
+"""`data.name` of a run whose data was handed over in Python."""
+
+Raw = dict[str, Any]
+Section = TypeVar("Section", bound=BaseModel)
+
+
+class NodeSettings(BaseModel):
+    """One `[[nodes]]` entry."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+    name: str = Field(description="the node's name")
+    domain: str | None = Field(None, description="the domain it holds; the one of the node's name if not given")
+    model: str = Field("lenet", description="a built-in model, or package.module:factory")
+    model_args: dict[str, Any] = Field({}, description="arguments of the model")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete configuration; nothing in it is left to defaults."""
+
+    run: RunSettings
+    data: Dataset
+    method: Method
+    optimizer: OptimizerSettings
+    nodes: tuple[NodeSettings, ...]
+
+    @property
+    def data_name(self) -> str:
+        """The dataset's name or path."""
+        return self.data.path if isinstance(self.data, FunctionDataset) else self.data.name
+
+    def federation(self) -> Federation:
+        """Loads the data and puts the nodes together."""
+        domains = {domain.name: domain for domain in self.data.domains(self.run.seed)}
+        nodes = []
+        for place, node in enumerate(self.nodes):
+            domain = node.domain or node.name
+            if domain not in domains:
+                key = "domain" if node.domain else "name"
+                raise ConfigError(
+                    f"nodes.{place}.{key}: there is no domain '{domain}' in {self.data_name}."
+                    f"{did_you_mean(domain, domains)}"
+                )
+            nodes.append(Node(node.name, node.model, domains[domain], node.model_args))
+        return Federation(nodes, self.method, self.run, self.optimizer)
+
+    def sections(self) -> Raw:
+        """Plain values, section by section."""
+        data = self.data.model_dump(exclude={"path"})
+        return {
+            "run": self.run.model_dump(exclude={"out"}),
+            "data": {"name": self.data_name, **data},
+            "method": {"name": self.method.name, **self.method.model_dump()},
+            "optimizer": self.optimizer.model_dump(),
+            "nodes": [node.model_dump(exclude_defaults=False) for node in self.nodes],
+        }
+
+
+def load_config(
+    source: Path | None = None,
+    overrides: Sequence[str] = (),
+    method: str | None = None,
+    run: Mapping[str, Any] | None = None,
+) -> tuple[Config, list[str]]:
+    """A configuration from a TOML file (or the embedded default) with changes, and notices to show.
+
+    `overrides` are `section.key=value`; `method` and `run` come from options of the command line and win over them.
+    """
+    raw = read_toml(source) if source else {}
+    notices = _choose_method(raw, method)
+    changes = [_parse_override(text) for text in overrides]
+    for path, value in changes:
+        if path[0] != "nodes":
+            _apply(raw, path, value)
+    raw.setdefault("run", {}).update({key: value for key, value in (run or {}).items() if value is not None})
+    settings = check_section(RunSettings, raw["run"], "run").resolved()
+    data = _dataset(raw.get("data", {}))
+    nodes = _nodes(raw.get("nodes"), data, settings.seed, [c for c in changes if c[0][0] == "nodes"])
+    config = Config(
+        settings,
+        data,
+        make_method(raw.get("method", {})),
+        check_section(OptimizerSettings, raw.get("optimizer", {}), "optimizer"),
+        nodes,
+    )
+    return config, notices
+
+
+def read_toml(path: Path) -> Raw:
+    """The content of a TOML file whose sections are all known."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file '{path}'; `fedh2l init` writes one to start from") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config file '{path}': {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"'{path}' is not valid TOML: {error}") from error
+    for name, section in raw.items():
+        _check_section_name(name)
+        if not isinstance(section, list if name == "nodes" else dict):
+            raise ConfigError(f"'{path}': write {name} as a section, [[nodes]]" if name == "nodes" else
+                              f"'{path}': write {name} as a section, [{name}]")  # fmt: skip
+    return raw
+
+
+def _check_section_name(name: str) -> None:
+    if name not in SECTIONS:
+        raise ConfigError(f"unknown section [{name}].{did_you_mean(name, SECTIONS)}")
+
+
+def _choose_method(raw: Raw, method: str | None) -> list[str]:
+    """Lets `--method` replace the file's method; parameters of the one do not fit the other."""
+    if method is None:
+        return []
+    written = raw.get("method", {})
+    if written.get("name", "fedh2l") == method:
+        raw["method"] = {**written, "name": method}
+        return []
+    raw["method"] = {"name": method}
+    dropped = sorted(set(written) - {"name"})
+    return [f"--method {method}: the file's [method] keys are left out: {', '.join(dropped)}"] if dropped else []
+
+
+def _parse_override(text: str) -> tuple[list[str], Any]:
+    key, equals, value = text.partition("=")
+    path = key.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise ConfigError(f"--set {text}: write --set section.key=value, for example --set method.interval=5")
+    _check_section_name(path[0])
+    return path, parse_value(value.strip())
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; what is not one is a string, so that quotes can be left out."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _apply(raw: Any, path: Sequence[str], value: Any) -> None:
+    here = raw
+    for step in path[:-1]:
+        if isinstance(here, list):
+            if not step.isdigit() or int(step) >= len(here):
+                raise ConfigError(f"--set {'.'.join(path)}: '{step}' is not a node; use 0 to {len(here) - 1}")
+            here = here[int(step)]
+        else:
+            here = here.setdefault(step, {})
+        if not isinstance(here, (dict, list)):
+            raise ConfigError(f"--set {'.'.join(path)}: '{step}' is a value, not a section")
+    if isinstance(here, list):
+        raise ConfigError(f"--set {'.'.join(path)}: say which key of a node, for example nodes.0.model=mlp")
+    here[path[-1]] = value
+
+
+def _dataset(raw: Raw) -> Dataset:
+    values = dict(raw)
+    name = values.pop("name", "rotated-mnist")
+    if not isinstance(name, str):
+        raise ConfigError(f"data.name: a string was expected, not {name!r}")
+    if is_path(name):
+        return FunctionDataset(path=name, **values)
+    if name == FROM_PYTHON:
+        raise ConfigError("data.name: this run's data was given in Python; run or resume it there, by fedh2l.train(…)")
+    if name not in DATASETS:
+        raise ConfigError(
+            f"data.name: unknown dataset '{name}'.{did_you_mean(name, DATASETS)} "
+            f"Data of your own is 'package.module:function'."
+        )
+    return check_section(DATASETS[name], values, "data")
+
+
+def make_method(raw: Raw) -> Method:
+    """A method from its name and parameters."""
+    values = dict(raw)
+    name = values.pop("name", "fedh2l")
+    if name not in METHODS:
+        raise ConfigError(f"method.name: unknown method '{name}'.{did_you_mean(str(name), METHODS)}")
+    return check_section(METHODS[name], values, "method")
+
+
+def _nodes(
+    raw: list[Raw] | None, data: Dataset, seed: int, changes: Sequence[tuple[list[str], Any]]
+) -> tuple[NodeSettings, ...]:
+    entries = raw if raw is not None else [{"name": name} for name in data.domain_names(seed)]
+    for path, value in changes:
+        _apply({"nodes": entries}, path, value)
+    return tuple(check_section(NodeSettings, entry, f"nodes.{place}") for place, entry in enumerate(entries))
+
+
+def check_section(model: type[Section], values: Any, where: str) -> Section:
+    """A section's values as its model; what is wrong is said with the key, and what would be right."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = [_problem(model, problem, where) for problem in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
+
+
+def _problem(model: type[BaseModel], problem: Any, where: str) -> str:
+    place = [str(step) for step in problem["loc"]]
+    key = f"{where}.{place[0]}" if place else where
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: unknown key.{did_you_mean(place[0], model.model_fields)}"
+    if problem["type"] == "missing":
+        return f"{key}: this key is required"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+    return f"{key} = {problem['input']!r}: {message}"

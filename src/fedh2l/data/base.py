@@ -1,0 +1,70 @@
+"""What a dataset is: parameters that are a section of the configuration, and a way to make domains of them."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+from fedh2l.errors import ConfigError, DataError
+from fedh2l.plugins import import_object
+
+if TYPE_CHECKING:
+    from fedh2l.domain import Domain
+
+
+class Dataset(BaseModel):
+    """A multi-domain dataset. Its fields are the keys of the `[data]` section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def domain_names(self, seed: int) -> list[str]:
+        """The names of the domains, in order."""
+
+    @abstractmethod
+    def domains(self, seed: int) -> list[Domain]:
+        """The domains, with everything random in them drawn by `seed`."""
+
+
+class FunctionDataset(Dataset):
+    """Data of the user's own: `package.module:function`, called with the other keys of `[data]`, returns domains.
+
+    The run's seed is passed too if the function takes an argument of that name.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    path: str
+    _loaded: dict[int, list[Domain]] = PrivateAttr(default_factory=dict)
+
+    def domain_names(self, seed: int) -> list[str]:
+        """The names of the domains that the function returns."""
+        return [domain.name for domain in self.domains(seed)]
+
+    def domains(self, seed: int) -> list[Domain]:
+        """What the function returns, called once a seed."""
+        if seed not in self._loaded:
+            self._loaded[seed] = self._call(seed)
+        return self._loaded[seed]
+
+    def _call(self, seed: int) -> list[Domain]:
+        from fedh2l.domain import Domain
+
+        function: Callable[..., Any] = import_object(self.path, "data.name")
+        arguments: dict[str, Any] = dict(self.model_extra or {})
+        if "seed" in inspect.signature(function).parameters:
+            arguments.setdefault("seed", seed)
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise ConfigError(f"[data]: {self.path} does not take these keys: {error}") from error
+        result = list(function(**arguments))
+        if not all(isinstance(domain, Domain) for domain in result):
+            raise DataError(f"data.name: {self.path} must return fedh2l.Domain objects")
+        return result

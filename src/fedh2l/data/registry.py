@@ -1,0 +1,8 @@
+"""The datasets that can be named in a configuration."""
+
+from __future__ import annotations
+
+from fedh2l.data.base import Dataset
+from fedh2l.data.rotated_mnist import RotatedMNIST
+
+DATASETS: dict[str, type[Dataset]] = {dataset.name: dataset for dataset in (RotatedMNIST,)}

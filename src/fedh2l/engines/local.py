@@ -1,0 +1,95 @@
+"""All nodes in one process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedh2l.errors import DivergedError
+from fedh2l.learner import Learner
+from fedh2l.ledger import Ledger
+from fedh2l.messages import FAULTS, Posteriors, check_shape, faults
+from fedh2l.methods.base import Method
+from fedh2l.roster import Roster
+
+
+class LocalEngine:
+    """Runs the rounds of a federation whose learners are all here.
+
+    `learners` are in roster order. The order in which they take their turns within a phase makes no difference.
+    """
+
+    def __init__(self, learners: Sequence[Learner], method: Method, roster: Roster) -> None:
+        self.learners = list(learners)
+        self.method = method
+        self.roster = roster
+        self.ledger = Ledger()
+        self._flags: list[tuple[Posteriors, Tensor]] = []
+
+    def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
+        """Runs rounds `first` to `last`; returns the last one done, earlier if `keep_going(round)` says so."""
+        for round in range(first, last + 1):
+            self._round(round)
+            if not keep_going(round):
+                return round
+        return last
+
+    def _round(self, round: int) -> None:
+        method = self.method
+        for learner in self.learners:
+            learner.seed_torch("torch-local", round)
+            method.local_step(learner, round)
+        if not method.exchanges(round):
+            return
+        teachers = method.teachers(self.roster, round)
+        speaking = {name for heard in teachers.values() for name in heard}
+        sent = {
+            learner.name: self._accept(learner, method.emit(learner, round))
+            for learner in self.learners
+            if learner.name in speaking
+        }
+        for learner in self.learners:
+            learner.seed_torch("torch-mutual", round)
+            method.receive(learner, [sent[name] for name in teachers[learner.name]], round)
+        for sender, message in sent.items():
+            self.ledger.count(message, [name for name, heard in teachers.items() if sender in heard])
+
+    def _accept(self, sender: Learner, message: Posteriors) -> Posteriors:
+        """Holds a message to the same rules as a network would; its flags are read at the next `verify`."""
+        rows = self.method.public_batch_rows(sender.batch_size)
+        batch = sender.public_batch(sender.name, message.round, rows)
+        check_shape(message, len(batch), sender.classes)
+        self._flags.append((message, faults(message, batch.labels)))
+        return message
+
+    def verify(self) -> None:
+        """Refuses to go on from losses or messages that are not sound, naming the node and round where it began."""
+        found = []
+        for learner in self.learners:
+            for name, entries in learner.records.items():
+                finite = torch.isfinite(torch.stack([value for _, value in entries])).tolist()
+                if not all(finite):
+                    order = 0 if name.startswith("local") else 2  # a message comes between the two steps
+                    found.append((entries[finite.index(False)][0], order, learner.name, f"its {name} is not finite"))
+        if self._flags and bool(torch.stack([flags for _, flags in self._flags]).any()):
+            for message, flags in self._flags:
+                if bool(flags.any()):
+                    reason = FAULTS[flags.tolist().index(True)]
+                    found.append((message.round, 1, message.sender, f"it sent {reason}"))
+        self._flags = []
+        if found:
+            round, _, node, what = min(found)
+            raise DivergedError(f"node '{node}', round {round}: {what}")
+
+    def series(self) -> dict[str, dict[str, list[float]]]:
+        """What each node recorded since the last call, and forgets it."""
+        collected = {}
+        for learner in self.learners:
+            collected[learner.name] = {
+                name: torch.stack([value for _, value in entries]).double().tolist()
+                for name, entries in learner.records.items()
+            }
+            learner.records = {}
+        return collected

@@ -1,0 +1,103 @@
+"""A federation before its first round: nodes that fit together, a method and settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from fedh2l.errors import DataError
+from fedh2l.learner import Learner
+from fedh2l.methods.base import Method
+from fedh2l.node import Node
+from fedh2l.optimizers import OptimizerSettings
+from fedh2l.roster import Roster
+from fedh2l.sampling import node_secret
+from fedh2l.seedset import SeedSet
+from fedh2l.settings import RunSettings, resolve_device
+
+log = logging.getLogger("fedh2l")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that a run consists of; making one checks that it can be run."""
+
+    nodes: Sequence[Node]
+    method: Method
+    settings: RunSettings
+    optimizer: OptimizerSettings
+
+    def __post_init__(self) -> None:
+        self.method.check(self.roster)
+        self._check_domains()
+        self._check_public()
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The members and their terms."""
+        terms = {
+            "method": {"name": self.method.name, **self.method.model_dump(mode="json")},
+            "rounds": self.settings.rounds,
+            "batch_size": self.settings.batch_size,
+            "classes": list(self.nodes[0].domain.classes) if self.nodes else [],
+        }
+        return Roster.agree(tuple(node.name for node in self.nodes), self.settings.seed, terms)
+
+    def learners(self) -> list[Learner]:
+        """The nodes at work, in roster order, with their initial weights."""
+        device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
+        parts = {node.name: node.domain.public for node in self.nodes}
+        seed_set = SeedSet(parts, self.settings.seed).to(device, dtype)
+        return [
+            Learner(
+                node,
+                seed_set,
+                node_secret(self.settings.seed, node.name),
+                self.optimizer,
+                self.settings.batch_size,
+                device,
+                dtype,
+            )
+            for node in self.nodes
+        ]
+
+    def _check_domains(self) -> None:
+        first = self.nodes[0]
+        for node in self.nodes[1:]:
+            if node.domain.classes != first.domain.classes:
+                raise DataError(
+                    f"nodes '{first.name}' and '{node.name}' do not have the same classes in the same order: "
+                    f"{list(first.domain.classes)} and {list(node.domain.classes)}"
+                )
+            if node.input_shape != first.input_shape:
+                raise DataError(
+                    f"nodes '{first.name}' and '{node.name}' have inputs of different shapes: {first.input_shape} and "
+                    f"{node.input_shape}; a node's model must be able to read everybody's public data"
+                )
+        modules = [id(node.model) for node in self.nodes if isinstance(node.model, torch.nn.Module)]
+        if len(set(modules)) < len(modules):
+            raise DataError("two nodes were given the same module object; each needs one of its own")
+
+    def _check_public(self) -> None:
+        classes = self.nodes[0].domain.classes
+        held = {node.name: set(node.domain.public.labels.tolist()) for node in self.nodes}
+        nowhere = [classes[c] for c in range(len(classes)) if not any(c in own for own in held.values())]
+        if nowhere:
+            raise DataError(
+                f"class '{nowhere[0]}' is in nobody's public data, so nobody could teach it; add public samples of it"
+            )
+        rows = self.method.public_batch_rows(self.settings.batch_size)
+        for node in self.nodes:
+            missing = [classes[c] for c in range(len(classes)) if c not in held[node.name]]
+            if missing:
+                log.warning("node '%s' has no public sample of: %s", node.name, ", ".join(missing))
+            size = len(node.domain.public)
+            if size < rows:
+                log.info(
+                    "node '%s' has %d public samples, fewer than a batch of %d: all are used each time",
+                    node.name, size, rows,
+                )  # fmt: skip

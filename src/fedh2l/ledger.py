@@ -1,0 +1,52 @@
+"""How many bytes have crossed between nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from fedh2l.messages import Posteriors
+
+
+class Ledger:
+    """Counts every message that an engine delivers, by the length of its byte form."""
+
+    def __init__(self) -> None:
+        self.edges: Counter[str] = Counter()
+        """Bytes from sender to receiver, under 'sender->receiver'."""
+        self.payload = 0
+        """Without headers, a copy per receiver."""
+        self.multicast = 0
+        """With headers, each message once however many receive it."""
+
+    @property
+    def total(self) -> int:
+        """With headers, a copy per receiver."""
+        return sum(self.edges.values())
+
+    def count(self, message: Posteriors, receivers: Sequence[str]) -> None:
+        """One message, delivered to each of `receivers`."""
+        for receiver in receivers:
+            self.edges[f"{message.sender}->{receiver}"] += message.encoded_size
+        self.payload += message.payload_size * len(receivers)
+        self.multicast += message.encoded_size if receivers else 0
+
+    def summary(self, rounds: int) -> dict[str, Any]:
+        """The `bytes` of a result."""
+        return {
+            "total": self.total,
+            "per_round": self.total / rounds,
+            "payload": self.payload,
+            "multicast": self.multicast,
+            "edges": dict(sorted(self.edges.items())),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"edges": dict(self.edges), "payload": self.payload, "multicast": self.multicast}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self.edges = Counter(state["edges"])
+        self.payload, self.multicast = state["payload"], state["multicast"]

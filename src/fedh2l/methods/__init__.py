@@ -1,0 +1,1 @@
+"""Methods of federated learning: one file each, found by name."""

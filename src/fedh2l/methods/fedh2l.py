@@ -1,0 +1,205 @@
+"""FedH2L (Li et al., 2021): mutual distillation on public seed data, with non-conflicting gradients."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from fedh2l.domain import Samples
+from fedh2l.learner import Learner, LocalData
+from fedh2l.losses import cross_entropy, cross_entropy_rows, kl_rows
+from fedh2l.messages import Posteriors
+from fedh2l.methods.base import Message, Method
+from fedh2l.projection import Projection, pcgrad, project, unprojected
+from fedh2l.roster import Roster
+from fedh2l.topology import Graph, check_topology, graph, teachers
+
+
+class FedH2L(Method):
+    """Each node trains on its own data, publishes its posteriors on its public data, and learns from the others'.
+
+    Per round, for node i with model f_i (`docs/paper.md` maps every equation):
+
+    1. g_loc = ∇ CE on a local batch; step.
+    2. Every `interval` rounds, with the stepped model, p_i = softmax f_i(x_i) on a batch x_i of its *own* public
+       data. p_i and its accuracy Acc_i are all that leaves the node.
+    3. g_pub = ∇ mean over teachers j of ( Acc_j · KL(p_j ‖ f_i(x_j)) + CE(f_i(x_j), y_j) ).
+    4. If ⟨g_pub, g_loc⟩ < 0, g_pub is moved to the nearest g̃ with ⟨g̃, g_loc⟩ ≥ 0; step with g̃.
+    """
+
+    name: ClassVar[str] = "fedh2l"
+
+    interval: int = Field(
+        1, ge=0, description="local steps per mutual step (E); 1: every round, 0: never, which is training alone"
+    )
+    local_data: LocalData = Field(
+        "private+all-public",
+        description="what the local step trains on: private data with everybody's public data, or with the node's own",
+    )
+    public_batch_size: int | None = Field(
+        None, ge=1, description="samples a teaching signal speaks of; run.batch_size if not given"
+    )
+    kl: bool = Field(True, description="whether to distil; false leaves cross-entropy on public labels alone")
+    project: Literal["qp", "none", "pcgrad"] = Field(
+        "qp",
+        description="what becomes of a teaching gradient that conflicts with the local one: qp, the paper's; "
+        "none, it is used as it is; pcgrad, both are projected on each other's normal plane and summed",
+    )
+    pcgrad: Literal["after-local", "joint"] = Field(
+        "after-local",
+        description="of project = 'pcgrad': after-local, the local step is taken as usual; joint, in "
+        "mutual rounds one step is taken with both gradients, at the same parameters",
+    )
+    local_gradient: Literal["sum", "displacement", "difference"] = Field(
+        "sum",
+        description="g_loc when interval > 1: the sum of the local gradients since the last mutual step, the "
+        "way the parameters went (θ_0 − θ_E), or the last of these gradients minus the first",
+    )
+    optimizer_state: Literal["separate", "shared"] = Field(
+        "separate", description="whether local and mutual steps have an optimiser state each"
+    )
+    topology: str | list[list[str]] = Field(
+        "full", description="who is connected: full, ring, line, regular-K, or a list of pairs of node names"
+    )
+    peers_per_round: int = Field(
+        0, ge=0, description="teachers that each node draws from its neighbours in a round; 0: all of them"
+    )
+    pairing: Literal["independent", "pairs"] = Field(
+        "independent",
+        description="pairs: a random matching each round, every node with one partner (the paper's "
+        "asynchronous setting)",
+    )
+
+    @field_validator("topology")
+    @classmethod
+    def _known_topology(cls, topology: str | list[list[str]]) -> str | list[list[str]]:
+        check_topology(topology)
+        return topology
+
+    def check(self, roster: Roster) -> None:
+        """Refuses a topology that does not fit the roster."""
+        graph(roster, self.topology)
+
+    def exchanges(self, round: int) -> bool:
+        """Every `interval` rounds."""
+        return self.interval > 0 and round % self.interval == 0
+
+    def teachers(self, roster: Roster, round: int) -> Graph:
+        """Whom each node hears."""
+        return teachers(roster, self.topology, self.pairing, self.peers_per_round, round)
+
+    def public_batch_rows(self, batch_size: int) -> int:
+        """As many as a local batch has, unless set."""
+        return self.public_batch_size or batch_size
+
+    def local_step(self, node: Learner, round: int) -> None:
+        """Local optimisation, eqs. (1) and (2)."""
+        batch = node.local_batch(round, self.local_data)
+        loss = cross_entropy(node.logits(batch.inputs), batch.labels)
+        gradient = node.gradient(loss)
+        node.record(round, local_loss=loss)
+        self._remember(node, gradient)
+        if not (self._joint and self.exchanges(round)):
+            node.step(gradient, "local")
+
+    def emit(self, node: Learner, round: int) -> Message:
+        """The teaching signal [p_i, Acc_i] on the node's own public batch."""
+        batch = self._public_batch(node, node.name, round)
+        return Posteriors.of(node.name, round, torch.softmax(node.predict(batch.inputs), -1), batch.labels)
+
+    def receive(self, node: Learner, inbox: list[Message], round: int) -> None:
+        """Global mutual optimisation, eqs. (3) to (7)."""
+        g_loc = self._recall(node)
+        if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
+            if self._joint:
+                node.step(g_loc, "mutual", self._mutual_state)
+            return
+        lesson = Lesson.of(inbox, [self._public_batch(node, message.sender, round) for message in inbox])
+        ce, kl = mutual_losses(node.logits(lesson.inputs), lesson)
+        g_pub = node.gradient(kl + ce if self.kl else ce)
+        projection = self._projected(g_pub, g_loc)
+        node.step(projection.gradient, "mutual", self._mutual_state)
+        node.record(round, ce=ce, kl=kl, conflict=projection.conflict, angle=projection.angle)
+
+    def _remember(self, node: Learner, gradient: Tensor) -> None:
+        """Keeps what the next mutual step needs to know of the local ones; called before the local step is taken."""
+        memory = node.memory
+        if self.interval == 0:
+            return
+        if self._joint:
+            memory["g_loc"] = gradient
+        elif self.local_gradient == "sum":
+            memory["g_loc"] = memory["g_loc"] + gradient if "g_loc" in memory else gradient
+        elif self.local_gradient == "displacement":
+            if "start" not in memory:
+                memory["start"] = node.parameters.clone()
+        else:
+            memory.setdefault("first", gradient)
+            memory["last"] = gradient
+
+    def _recall(self, node: Learner) -> Tensor:
+        """g_loc of this mutual step; the next one starts afresh."""
+        memory = node.memory
+        if "g_loc" in memory:
+            return memory.pop("g_loc")
+        if "start" in memory:
+            return memory.pop("start") - node.parameters
+        first, last = memory.pop("first"), memory.pop("last")
+        return last if self.interval == 1 else last - first  # one gradient has no difference: it is used as it is
+
+    def _public_batch(self, node: Learner, owner: str, round: int) -> Samples:
+        return node.public_batch(owner, round, self.public_batch_rows(node.batch_size))
+
+    def _projected(self, g_pub: Tensor, g_loc: Tensor) -> Projection:
+        return {"qp": project, "pcgrad": pcgrad, "none": unprojected}[self.project](g_pub, g_loc)
+
+    @property
+    def _joint(self) -> bool:
+        return self.project == "pcgrad" and self.pcgrad == "joint"
+
+    @property
+    def _mutual_state(self) -> Literal["local", "mutual"]:
+        return "local" if self.optimizer_state == "shared" else "mutual"
+
+
+class Lesson(NamedTuple):
+    """What a student learns from in one mutual step: the rows of all its teachers, one after the other.
+
+    Rows rather than teachers are the unit, so public batches may differ in size.
+    """
+
+    inputs: Tensor
+    """`(rows, …)`"""
+    labels: Tensor
+    """`(rows,)`"""
+    teacher: Tensor
+    """Posteriors `(rows, classes)` of the teacher whose data a row is."""
+    confidence: Tensor
+    """Acc_j of that teacher, `(rows,)`."""
+    weight: Tensor
+    """A row's share of the loss, 1 / (teachers · rows of its teacher), `(rows,)`."""
+
+    @staticmethod
+    def of(inbox: list[Message], batches: list[Samples]) -> Lesson:
+        """The signals of an inbox beside the public batches that they speak of."""
+        inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
+        sizes = [len(batch) for batch in batches]
+        return Lesson(
+            inputs,
+            labels,
+            teacher=torch.cat([message.values for message in inbox]),
+            confidence=torch.cat([m.accuracy.expand(n) for m, n in zip(inbox, sizes, strict=True)]),
+            weight=torch.cat([labels.new_full((n,), 1 / (len(sizes) * n), dtype=torch.float64) for n in sizes]),
+        )
+
+
+def mutual_losses(logits: Tensor, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    """ℓ_CE of eq. (5) and ℓ_KL of eq. (3), `()` each, of a student's logits `(rows, classes)` on a lesson."""
+    log_p = torch.log_softmax(logits, -1)
+    weight = lesson.weight.to(logits.dtype)
+    ce = (weight * cross_entropy_rows(log_p, lesson.labels)).sum(-1)
+    kl = (weight * lesson.confidence.to(logits.dtype) * kl_rows(lesson.teacher.to(logits.dtype), log_p)).sum(-1)
+    return ce, kl

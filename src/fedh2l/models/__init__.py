@@ -1,0 +1,1 @@
+"""Models: the small built-in ones, and any `nn.Module` by `package.module:factory`."""

@@ -1,0 +1,106 @@
+"""From the name of a model to a module: built-in names and `package.module:factory`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedh2l.errors import ModelError, did_you_mean
+from fedh2l.models.lenet import LeNet, LeNetWide
+from fedh2l.models.small import cnn, mlp
+from fedh2l.plugins import import_object, is_path
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"lenet": LeNet, "lenet-wide": LeNetWide, "mlp": mlp, "cnn": cnn}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build a model again: a built-in name or `package.module:factory`, and its arguments."""
+
+    factory: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, num_classes: int, input_shape: Sequence[int], where: str = "model") -> nn.Module:
+        """A new module with `num_classes` outputs; `where` names the place in error messages."""
+        return self.call(self._find(where), self.arguments, num_classes, input_shape, where)
+
+    @staticmethod
+    def call(
+        factory: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        num_classes: int,
+        input_shape: Sequence[int],
+        where: str,
+    ) -> nn.Module:
+        """What `factory` builds; `num_classes` and `input_shape` are passed if it takes them and `arguments` do not."""
+        accepted = _accepted(factory)
+        arguments = dict(arguments)
+        if "num_classes" in accepted or "**" in accepted:
+            arguments.setdefault("num_classes", num_classes)
+        if "input_shape" in accepted:
+            arguments.setdefault("input_shape", tuple(input_shape))
+        try:
+            module = factory(**arguments)
+        except Exception as error:  # any factory of a user's may fail in any way
+            raise ModelError(f"{where} could not be built: {error}") from error
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"{where}: its factory returned {type(module).__name__}, not an nn.Module")
+        if not any(p.requires_grad for p in module.parameters()):
+            raise ModelError(f"{where} has no parameters to train")
+        return module
+
+    def _find(self, where: str) -> Callable[..., Any]:
+        if self.factory in MODELS:
+            return MODELS[self.factory]
+        if not is_path(self.factory):
+            raise ModelError(
+                f"{where}: unknown model '{self.factory}'.{did_you_mean(self.factory, MODELS)} "
+                f"A model of your own is 'package.module:factory'."
+            )
+        factory = import_object(self.factory, where)
+        if not callable(factory):
+            raise ModelError(f"{where}: '{self.factory}' is not a function or class")
+        found: Callable[..., Any] = factory
+        return found
+
+    @staticmethod
+    def of(source: Callable[..., Any] | nn.Module) -> Recipe:
+        """The recipe of a class, function or module instance; arguments of an instance cannot be known."""
+        if isinstance(source, nn.Sequential):
+            return Recipe("")  # its layers are not arguments that could be written down
+        target = type(source) if isinstance(source, nn.Module) else source
+        name = getattr(target, "__qualname__", "")
+        return Recipe("" if "<" in name or not name else f"{target.__module__}:{name}")
+
+
+def _accepted(factory: Callable[..., Any]) -> set[str]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {"**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters}
+
+
+def check_output(module: nn.Module, example: torch.Tensor, num_classes: int, where: str) -> None:
+    """Refuses a model that does not turn inputs `(n, …)` into logits `(n, num_classes)`."""
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            output = module(example)
+    except Exception as error:  # any model of a user's may fail in any way
+        raise ModelError(f"{where} fails on an input of shape {tuple(example.shape)}: {error}") from error
+    finally:
+        module.train(was_training)
+    expected = (len(example), num_classes)
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != expected:
+        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ModelError(
+            f"{where} returns {got} for {len(example)} inputs; {expected} was expected: one logit for each of the "
+            f"{num_classes} classes"
+        )

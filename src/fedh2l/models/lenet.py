@@ -1,0 +1,52 @@
+"""LeNet in the two forms that fit the paper's text."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LeNet(nn.Module):
+    """LeNet-5 with ReLU and max pooling, 61,706 parameters for 28 × 28 grey images and 10 classes."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.hidden1 = nn.Linear(400, 120)
+        self.hidden2 = nn.Linear(120, 84)
+        self.output = nn.Linear(84, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The 84 activations that the last layer reads."""
+        # Pooling before ReLU gives the same values as after it and computes a quarter of them.
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
+        return F.relu(self.hidden2(F.relu(self.hidden1(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images `(n, 1, 28, 28)`."""
+        logits: Tensor = self.output(self.features(x))
+        return logits
+
+
+class LeNetWide(nn.Module):
+    """The LeNet of many code collections: 20 and 50 channels, 500 hidden units, 431,080 parameters."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 20, 5)
+        self.conv2 = nn.Conv2d(20, 50, 5)
+        self.hidden = nn.Linear(800, 500)
+        self.output = nn.Linear(500, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The 500 activations that the last layer reads."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
+        return F.relu(self.hidden(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images `(n, 1, 28, 28)`."""
+        logits: Tensor = self.output(self.features(x))
+        return logits

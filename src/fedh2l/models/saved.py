@@ -1,0 +1,136 @@
+"""A trained model as one safetensors file that can be loaded and used with nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from fedh2l.errors import DataError, ModelError
+from fedh2l.models.factory import Recipe
+from fedh2l.node import Node
+
+FORMAT = "fedh2l-model-1"
+
+
+class Prediction(NamedTuple):
+    """What a model says of one input."""
+
+    label: str
+    probability: float
+
+
+class Classifier(nn.Module):
+    """A trained model with what is needed to use it: its classes and its preprocessing."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        classes: Sequence[str],
+        input_shape: Sequence[int],
+        preprocessing: Mapping[str, Any],
+        about: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.classes = tuple(classes)
+        self.input_shape = tuple(input_shape)
+        self.preprocessing = dict(preprocessing)
+        self.about = dict(about)
+        """Where the model comes from: node, round, which (best or last), factory and its arguments."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits `(n, classes)` of preprocessed inputs `(n, …)`."""
+        logits: Tensor = self.module(inputs)
+        return logits
+
+    @torch.no_grad()
+    def predict(self, sources: Sequence[str | Path | Tensor | NDArray[Any]]) -> list[Prediction]:
+        """The class and its posterior for each of some inputs: image files, .npy files, arrays or tensors."""
+        parameter = next(self.parameters())
+        self.eval()
+        predictions = []
+        for source in sources:
+            inputs = self.prepare(source).to(parameter.device, parameter.dtype)
+            posterior = torch.softmax(self(inputs.unsqueeze(0)), -1).squeeze(0)
+            best = int(posterior.argmax())
+            predictions.append(Prediction(self.classes[best], float(posterior[best])))
+        return predictions
+
+    def prepare(self, source: str | Path | Tensor | NDArray[Any]) -> Tensor:
+        """One input as the model is fed it. Arrays and .npy files are taken to be preprocessed already."""
+        prepared = self._read(Path(source)) if isinstance(source, (str, Path)) else torch.as_tensor(source)
+        if tuple(prepared.shape) != self.input_shape:
+            raise DataError(f"{source}: shape {tuple(prepared.shape)}, but the model takes {self.input_shape}")
+        return prepared
+
+    def _read(self, path: Path) -> Tensor:
+        if not path.is_file():
+            raise DataError(f"there is no file '{path}'")
+        if path.suffix == ".npy":
+            try:
+                return torch.from_numpy(np.load(path, allow_pickle=False))
+            except ValueError as error:
+                raise DataError(f"'{path}' is not an array of numbers: {error}") from error
+        if self.preprocessing.get("kind") != "image":
+            raise DataError(f"'{path}': this model's data is not images; give a .npy file of shape {self.input_shape}")
+        try:
+            with Image.open(path) as image:
+                width, height = self.preprocessing["size"]
+                grey_or_colour = image.convert(self.preprocessing["mode"]).resize((width, height))
+        except (UnidentifiedImageError, OSError) as error:
+            raise DataError(f"'{path}' cannot be read as an image: {error}") from error
+        pixels = np.asarray(grey_or_colour, dtype=np.float32) / self.preprocessing["scale"]
+        return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())
+
+
+def pack_model(module: nn.Module, node: Node, round: int, which: str) -> bytes:
+    """The bytes of a model file: weights and buffers, and how to build and feed the model."""
+    about = {
+        "format": FORMAT,
+        "node": node.name,
+        "which": which,
+        "round": str(round),
+        "factory": node.recipe.factory,
+        "arguments": json.dumps(dict(node.recipe.arguments)),
+        "classes": json.dumps(node.domain.classes),
+        "input_shape": json.dumps(list(node.input_shape)),
+        "preprocessing": json.dumps(dict(node.domain.preprocessing)),
+    }
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in module.state_dict().items()}
+    return save_tensors(tensors, metadata=about)
+
+
+def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
+    """The model in a file. `module` is needed only if the file does not say how to build one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read the model '{path}': {error}") from error
+    if about.get("format") != FORMAT:
+        raise ModelError(f"'{path}' is not a model that fedh2l saved")
+    classes, input_shape, preprocessing, arguments = (
+        json.loads(about[key]) for key in ("classes", "input_shape", "preprocessing", "arguments")
+    )
+    if module is None:
+        if not about["factory"]:
+            raise ModelError(f"'{path}' was trained from a module that has no importable factory; pass model=…")
+        module = Recipe(about["factory"], arguments).build(len(classes), input_shape, f"'{path}'")
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ModelError(f"the weights in '{path}' do not fit the model: {error}; pass model=…") from error
+    dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
+    origin = {key: about[key] for key in ("node", "which", "factory")} | {"round": int(about["round"])}
+    return Classifier(module.to(dtype), classes, input_shape, preprocessing, {**origin, "arguments": arguments}).eval()

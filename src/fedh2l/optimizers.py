@@ -1,0 +1,69 @@
+"""Optimisers as functions of one flat parameter vector, its gradient and a state of tensors.
+
+They follow the update rules of `torch.optim` to rounding. Working on the whole model as one vector costs a few
+kernels instead of a few per layer, keeps the state trivially serialisable, and takes leading dimensions for nodes
+stacked on one device. Weight decay is the optimiser's (added to the gradient here, never seen by the projection).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+class OptimizerSettings(BaseModel):
+    """The `[optimizer]` section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Literal["amsgrad", "adam", "sgd"] = Field("amsgrad", description="update rule")
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False, description="rate of the local step (the paper's β)")
+    mutual_lr: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="rate of the mutual step (the paper's η); the same as lr if not given",
+    )
+    weight_decay: float = Field(1e-4, ge=0, allow_inf_nan=False, description="L2 penalty; 0 turns it off")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd; amsgrad and adam have their own")
+
+    def rate(self, phase: Literal["local", "mutual"]) -> float:
+        """The learning rate of a phase."""
+        return self.mutual_lr if phase == "mutual" and self.mutual_lr is not None else self.lr
+
+    def initial_state(self, parameters: Tensor) -> State:
+        """The state before the first step, for parameters `(…, parameters)`."""
+        names = {"amsgrad": ("mean", "square", "largest"), "adam": ("mean", "square"), "sgd": ("velocity",)}
+        state = {name: torch.zeros_like(parameters) for name in names[self.name]}
+        return {**state, "steps": torch.zeros((), dtype=torch.int64)}
+
+    def step(self, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
+        """Moves `parameters` and `state` in place; neither may require a gradient."""
+        if self.weight_decay:
+            gradient = gradient.add(parameters, alpha=self.weight_decay)
+        state["steps"] += 1
+        if self.name == "sgd":
+            state["velocity"].mul_(self.momentum).add_(gradient)
+            parameters.add_(state["velocity"], alpha=-rate)
+        else:
+            _adam(parameters, gradient, state, rate)
+
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def _adam(parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
+    """Adam (Kingma & Ba, 2015), and AMSGrad (Reddi et al., 2018) where the state keeps the largest square."""
+    steps = int(state["steps"])  # on the host: counted, not computed
+    mean, square = state["mean"], state["square"]
+    mean.lerp_(gradient, 1 - BETA1)
+    square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    if "largest" in state:
+        square = torch.maximum(state["largest"], square, out=state["largest"])
+    denominator = square.sqrt().div_((1 - BETA2**steps) ** 0.5).add_(EPSILON)
+    parameters.addcdiv_(mean, denominator, value=-rate / (1 - BETA1**steps))

@@ -1,0 +1,37 @@
+"""A module's trainable parameters as one vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedh2l.errors import ModelError
+
+
+class FlatParameters:
+    """Lays the trainable parameters of a module out in one vector, of which the module then sees views.
+
+    The projection, the optimisers and checkpoints work on `vector`; whatever is written to it, the module has.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.tensors = [p for p in module.parameters() if p.requires_grad]
+        types = {p.dtype for p in self.tensors}
+        if len(types) != 1:
+            raise ModelError(f"a model's trainable parameters must be of one type, and these are of {types}")
+        with torch.no_grad():
+            self.vector = torch.cat([p.reshape(-1) for p in self.tensors])
+        self._point_at(list(torch.split(self.vector, [p.numel() for p in self.tensors])))
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """The gradient of a scalar loss, in the layout of `vector`; parameters that it does not touch have 0."""
+        parts = torch.autograd.grad(loss, self.tensors, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def release(self) -> None:
+        """Gives each parameter a storage of its own again."""
+        self._point_at([p.detach().clone() for p in self.tensors])
+
+    def _point_at(self, storages: list[Tensor]) -> None:
+        for parameter, storage in zip(self.tensors, storages, strict=True):
+            parameter.data = storage.view_as(parameter)

@@ -1,0 +1,65 @@
+"""Results as tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from fedh2l.metrics import METRICS
+from fedh2l.result import Result
+
+
+def result_table(result: Result, selection_rule: str) -> Table:
+    """ACC, WDP and CDP of each node and on average, for the selected and the last models."""
+    table = Table(title=f"{result.method}, {result.rounds} rounds, seed {result.seed}: test accuracy in %")
+    table.add_column("node")
+    table.add_column("model")
+    for metric in METRICS:
+        table.add_column(metric, justify="right")
+    table.add_column("from round", justify="right")
+    for metric in METRICS:
+        table.add_column(f"{metric} (last)", justify="right", style="dim")
+    for node in result.nodes:
+        selected = [f"{value:.2f}" for value in (node.ACC, node.WDP, node.CDP)]
+        table.add_row(node.name, node.model, *selected, str(node.round), *_numbers(node.last))
+    table.add_section()
+    table.add_row("average", "", *_numbers(result.average), "", *_numbers(result.last), style="bold")
+    table.caption = f"Selected: {selection_rule}. ACC: all domains, WDP: the node's own, CDP: the others'."
+    return table
+
+
+def matrix_table(names: Sequence[str], matrix: Sequence[Sequence[float]], columns: Sequence[str], title: str) -> Table:
+    """The accuracy of each node's model on each domain's test data."""
+    table = Table(title=title)
+    table.add_column("model of")
+    for column in columns:
+        table.add_column(f"on {column}", justify="right")
+    for name, row in zip(names, matrix, strict=True):
+        table.add_row(name, *(f"{value:.2f}" for value in row))
+    return table
+
+
+def traffic(result: Result) -> str:
+    """One line on what crossed between the nodes."""
+    total, rounds = result.bytes["total"], result.rounds
+    if total == 0:
+        return "Nothing crossed between the nodes."
+    return (
+        f"{human_bytes(total)} of posteriors on public data crossed between the nodes "
+        f"({human_bytes(total / rounds)} a round), nothing else; "
+        f"{100 * result.conflict_rate:.0f} % of the teaching gradients conflicted and were dealt with."
+    )
+
+
+def human_bytes(count: float) -> str:
+    """1.5 kB, 20.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _numbers(values: dict[str, float]) -> list[str]:
+    return [f"{values[metric]:.2f}" for metric in METRICS]

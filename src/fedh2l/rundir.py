@@ -1,0 +1,119 @@
+"""The directory of one run: configuration, metrics, checkpoints, models and the result."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedh2l.checkpoints import CheckpointFolder, write_atomically
+from fedh2l.errors import RunError
+
+CONFIG, METRICS, RESULT, MODELS = "config.toml", "metrics.jsonl", "result.json", "models"
+
+
+class RunDirectory:
+    """Paths of a run and what is written there."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = CheckpointFolder(self.path / "checkpoints")
+
+    @staticmethod
+    def claim(path: str | Path, config: str) -> RunDirectory:
+        """A new run at `path`, with its configuration in it; refuses a directory that is not empty."""
+        directory = RunDirectory(path)
+        folder = directory.path
+        if folder.exists() and not folder.is_dir():
+            raise RunError(f"'{folder}' is a file; name a directory for the run")
+        if folder.is_dir() and any(folder.iterdir()):
+            if (folder / CONFIG).exists():
+                raise RunError(
+                    f"'{folder}' belongs to another run; go on with it by --resume {folder}, or name another"
+                )
+            raise RunError(f"'{folder}' is not empty; name a new directory for the run")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / CONFIG, "x", encoding="utf-8") as file:
+                file.write(config)
+        except FileExistsError:
+            raise RunError(f"another run has just claimed '{folder}'; name another directory") from None
+        except OSError as error:
+            raise RunError(f"cannot write to '{folder}': {error.strerror}; name another directory") from error
+        return directory
+
+    @staticmethod
+    def default_path(dataset: str, method: str, seed: int) -> Path:
+        """The next free `runs/<dataset>-<method>-s<seed>-<n>`."""
+        stem = f"{dataset}-{method}-s{seed}".replace(":", ".").replace("/", "-")
+        number = 1
+        while (path := Path("runs") / f"{stem}-{number}").exists():
+            number += 1
+        return path
+
+    @staticmethod
+    def open(path: str | Path) -> RunDirectory:
+        """An existing run."""
+        directory = RunDirectory(path)
+        if not directory.config_path.is_file():
+            raise RunError(f"'{path}' is not a run: it has no {CONFIG}")
+        return directory
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.path / CONFIG
+
+    def result(self) -> dict[str, Any] | None:
+        """The result, if the run has ended."""
+        file = self.path / RESULT
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """The end of a run."""
+        write_atomically(self.path / RESULT, (json.dumps(result, indent=2) + "\n").encode())
+
+    def append_metrics(self, entry: dict[str, Any]) -> None:
+        """One line of metrics.jsonl."""
+        with open(self.path / METRICS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def cut_metrics(self, round: int) -> None:
+        """Drops the lines of later rounds, and a line that a crash left torn."""
+        file = self.path / METRICS
+        if not file.exists():
+            return
+        kept = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if entry["round"] > round:
+                break
+            kept.append(line + "\n")
+        write_atomically(file, "".join(kept).encode())
+
+    def model_path(self, node: str, which: str) -> Path:
+        """Where a node's best or last model is."""
+        return self.path / MODELS / f"{node}-{which}.safetensors"
+
+    def write_model(self, node: str, which: str, data: bytes) -> None:
+        """One model file."""
+        path = self.model_path(node, which)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, data)
+
+    def nodes(self) -> list[str]:
+        """Names of the nodes whose models are here."""
+        return sorted(p.name.removesuffix("-best.safetensors") for p in (self.path / MODELS).glob("*-best.safetensors"))
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a place for a run early, before any data is loaded; nothing is created."""
+    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        raise RunError(f"'{existing}' is a file; name a directory for the run")
+    if not os.access(existing, os.W_OK):
+        raise RunError(f"'{existing}' is not writable; name another directory with --out")

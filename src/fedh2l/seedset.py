@@ -1,0 +1,39 @@
+"""The public seed set: every node's public data, held alike by all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fedh2l.domain import Samples
+from fedh2l.sampling import draw_indices
+
+
+class SeedSet:
+    """The public samples of each member, and the batch of them that belongs to a round.
+
+    Indices are addressed by (federation seed, owner, round), so every peer derives the same batch and none travel.
+    """
+
+    def __init__(self, parts: Mapping[str, Samples], seed: int) -> None:
+        self.parts = dict(parts)
+        self.seed = seed
+        self._batches: dict[tuple[str, int, int], Samples] = {}
+        self._cached_round = -1
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> SeedSet:
+        """The same set on a device."""
+        return SeedSet({name: part.to(device, dtype) for name, part in self.parts.items()}, self.seed)
+
+    def batch(self, owner: str, round: int, size: int) -> Samples:
+        """`size` samples of the owner's public data, or all of them if there are no more."""
+        if round != self._cached_round:  # nodes in one process ask for the same batches: keep those of this round
+            self._batches.clear()
+            self._cached_round = round
+        key = (owner, round, size)
+        if key not in self._batches:
+            part = self.parts[owner]
+            drawn = draw_indices(len(part), size, "public-batch", self.seed, owner, round)
+            self._batches[key] = part.take(drawn)
+        return self._batches[key]

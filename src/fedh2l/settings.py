@@ -1,0 +1,74 @@
+"""How a run goes, whatever the method and the data: the `[run]` section."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from fedh2l.errors import ConfigError
+
+
+class RunSettings(BaseModel):
+    """The `[run]` section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    rounds: int = Field(2000, ge=1, description="rounds: one optimiser step on local data per node each")
+    seed: int = Field(0, ge=0, description="everything random follows from it")
+    device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
+    engine: Literal["auto", "local"] = Field("auto", description="what runs the nodes: local, all in one process")
+    threads: int = Field(
+        1, ge=1, description="threads within one operation; results repeat bit for bit at equal threads"
+    )
+    dtype: Literal["float32", "float64"] = Field("float32", description="type of parameters and inputs")
+    batch_size: int = Field(32, ge=1, description="samples of a local batch")
+    eval_every: int = Field(50, ge=1, description="rounds between evaluations on validation data")
+    checkpoint_every: int | Literal["auto"] = Field(
+        "auto", description="rounds between checkpoints; auto: as often as 2 % of the run time allows, 0: never"
+    )
+    selection: Literal["best", "last"] = Field(
+        "best", description="which model of a node counts: best on the pooled validation data, or the last"
+    )
+    out: str | None = Field(None, description="directory of the run; a new one under runs/ if not given")
+
+    @field_validator("checkpoint_every")
+    @classmethod
+    def _not_negative(cls, every: int | str) -> int | str:
+        if isinstance(every, int) and every < 0:
+            raise ValueError("must be 'auto' or at least 0")
+        return every
+
+    @property
+    def selection_rule(self) -> str:
+        """How models were selected, in words, for wherever numbers are shown."""
+        if self.selection == "last":
+            return "last model"
+        return f"best model on pooled validation ACC, evaluated every {self.eval_every} rounds"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of parameters and inputs."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def resolved(self) -> RunSettings:
+        """The same settings with what `auto` stands for on this machine."""
+        return self.model_copy(update={"device": str(resolve_device(self.device)), "engine": "local"})
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name, if it is there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"run.device: '{name}' is not a device; use cpu, cuda, cuda:N or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"run.device: '{name}' is not there: {torch.cuda.device_count()} CUDA devices are visible; use cpu or auto"
+        )
+    return device

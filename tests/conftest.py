@@ -1,0 +1,59 @@
+"""What the tests share: small federations that train in a blink."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedh2l
+from fedh2l.config import load_config
+from fedh2l.federation import Federation
+
+torch.set_num_threads(1)
+
+TINY = ["data.per_class=20", "run.eval_every=10", "run.batch_size=8"]
+MLPS = [f"nodes.{i}.model=mlp" for i in range(4)] + [f"nodes.{i}.model_args.hidden=[12]" for i in range(4)]
+
+
+@pytest.fixture
+def federation() -> Callable[..., Federation]:
+    """Four small MLPs on a little Rotated MNIST; arguments are `section.key=value`."""
+
+    def make(*changes: str) -> Federation:
+        return load_config(None, [*TINY, *MLPS, "run.rounds=20", *changes])[0].federation()
+
+    return make
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line as a process of its own, in an empty directory."""
+
+    def call(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fedh2l", *map(str, arguments)]
+        environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, **options)
+
+    return call
+
+
+def blobs(name: str, shift: float = 0.0, size: int = 120, classes: int = 3, seed: int = 0) -> fedh2l.Domain:
+    """A toy domain: Gaussian clouds in the plane, one a class, moved by `shift`."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(size) % classes
+    angle = labels * (2 * torch.pi / classes) + shift
+    centres = 2 * torch.stack([angle.cos(), angle.sin()], 1)
+    inputs = centres + 0.6 * torch.randn(size, 2, generator=generator)
+    return fedh2l.Domain.split((inputs, labels), name, [f"c{i}" for i in range(classes)])
+
+
+def tiny_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
