@@ -6,9 +6,9 @@ import copy
 
 import numpy as np
 import pytest
-import reference
 import torch
 
+import reference
 from fedh2l.sampling import node_secret
 from fedh2l.trainer import Trainer
 

@@ -56,7 +56,7 @@ def pack(checkpoint: Checkpoint) -> bytes:
 
 def unpack(data: bytes) -> Checkpoint:
     """The checkpoint in `data`; anything but exactly what `pack` wrote raises `RunError`."""
-    if len(data) < _HEAD + 8 or not data.startswith(_MAGIC):
+    if len(data) < _HEAD + 8 or not data.startswith(_MAGIC) or data[_HEAD - 1 : _HEAD] != b"\n":
         raise RunError("it is not a fedh2l checkpoint, or is cut short")
     body = data[_HEAD:]
     if hashlib.sha256(body).hexdigest().encode() != data[len(_MAGIC) : _HEAD - 1]:

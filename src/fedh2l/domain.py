@@ -51,7 +51,7 @@ class Samples:
         """
         if isinstance(source, Samples):
             return source
-        if isinstance(source, (tuple, list)) and len(source) == 2 and not isinstance(source[0], (int, float)):
+        if isinstance(source, tuple) and len(source) == 2:
             inputs, labels = (_tensor(part) for part in source)
         else:
             items = [source[i] for i in range(len(source))]

@@ -134,7 +134,7 @@ class Learner:
         """Everything that the next round depends on, for a checkpoint."""
         state = {f"model.{name}": value for name, value in self.weights().items()}
         state |= {f"best.{name}": value for name, value in (self.best or {}).items()}
-        state |= {f"memory.{name}": value for name, value in self.memory.items()}
+        state |= {f"memory.{name}": value.clone() for name, value in self.memory.items()}  # may be one tensor twice
         for phase, optimizer in self.optimizer_states.items():
             state |= {f"optimizer.{phase}.{name}": value for name, value in optimizer.items()}
         for name, entries in self.records.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +107,3 @@ class RunDirectory:
     def nodes(self) -> list[str]:
         """Names of the nodes whose models are here."""
         return sorted(p.name.removesuffix("-best.safetensors") for p in (self.path / MODELS).glob("*-best.safetensors"))
-
-
-def check_writable(path: Path) -> None:
-    """Refuses a place for a run early, before any data is loaded; nothing is created."""
-    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
-    if not existing.is_dir():
-        raise RunError(f"'{existing}' is a file; name a directory for the run")
-    if not os.access(existing, os.W_OK):
-        raise RunError(f"'{existing}' is not writable; name another directory with --out")

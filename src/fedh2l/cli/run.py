@@ -18,7 +18,7 @@ from fedh2l.errors import ConfigError, RunError
 from fedh2l.reporting.progress import LiveProgress
 from fedh2l.reporting.tables import result_table, traffic
 from fedh2l.result import Result
-from fedh2l.rundir import RunDirectory, check_writable
+from fedh2l.rundir import RunDirectory
 from fedh2l.toml import to_toml
 from fedh2l.trainer import Interrupted, Trainer
 
@@ -60,12 +60,9 @@ def run(
 
 
 def _start(config: Config) -> tuple[Result, RunDirectory]:
-    path = Path(config.run.out) if config.run.out else None
-    check_writable(path or Path("runs"))
-    trainer = Trainer(config.federation())
-    if path is None:
-        path = RunDirectory.default_path(config.data_name, config.method.name, config.run.seed)
-    trainer.directory = RunDirectory.claim(path, to_toml(config))
+    trainer = Trainer(config.federation())  # everything that can be wrong is found before anything is written
+    default = RunDirectory.default_path(config.data_name, config.method.name, config.run.seed)
+    trainer.directory = RunDirectory.claim(config.run.out or default, to_toml(config))
     return _train(trainer), trainer.directory
 
 

@@ -29,7 +29,7 @@ class RotatedMNIST(Dataset):
 
     alpha: float = Field(0.10, gt=0, lt=0.75, description="share of each domain that is public seed data (α)")
     angles: list[Angle] = Field(
-        [0, 20, 40, 60], min_length=2, description="clockwise rotation of each domain, in degrees"
+        [0.0, 20.0, 40.0, 60.0], min_length=2, description="clockwise rotation of each domain, in degrees"
     )
     per_class: int = Field(100, ge=4, description="images of each digit; every domain rotates the same ones")
     splits: Literal["independent", "aligned"] = Field(

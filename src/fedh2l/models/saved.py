@@ -20,6 +20,7 @@ from fedh2l.models.factory import Recipe
 from fedh2l.node import Node
 
 FORMAT = "fedh2l-model-1"
+METADATA = "fedh2l"
 
 
 class Prediction(NamedTuple):
@@ -99,38 +100,36 @@ def pack_model(module: nn.Module, node: Node, round: int, which: str) -> bytes:
         "format": FORMAT,
         "node": node.name,
         "which": which,
-        "round": str(round),
+        "round": round,
         "factory": node.recipe.factory,
-        "arguments": json.dumps(dict(node.recipe.arguments)),
-        "classes": json.dumps(node.domain.classes),
-        "input_shape": json.dumps(list(node.input_shape)),
-        "preprocessing": json.dumps(dict(node.domain.preprocessing)),
+        "arguments": dict(node.recipe.arguments),
+        "classes": node.domain.classes,
+        "input_shape": node.input_shape,
+        "preprocessing": dict(node.domain.preprocessing),
     }
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in module.state_dict().items()}
-    return save_tensors(tensors, metadata=about)
+    # One entry: safetensors writes several in any order, and equal models should be equal files.
+    return save_tensors(tensors, metadata={METADATA: json.dumps(about, sort_keys=True)})
 
 
 def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
     """The model in a file. `module` is needed only if the file does not say how to build one."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
+            about = json.loads((file.metadata() or {}).get(METADATA, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read the model '{path}': {error}") from error
     if about.get("format") != FORMAT:
         raise ModelError(f"'{path}' is not a model that fedh2l saved")
-    classes, input_shape, preprocessing, arguments = (
-        json.loads(about[key]) for key in ("classes", "input_shape", "preprocessing", "arguments")
-    )
+    classes, input_shape = about["classes"], about["input_shape"]
     if module is None:
         if not about["factory"]:
             raise ModelError(f"'{path}' was trained from a module that has no importable factory; pass model=…")
-        module = Recipe(about["factory"], arguments).build(len(classes), input_shape, f"'{path}'")
+        module = Recipe(about["factory"], about["arguments"]).build(len(classes), input_shape, f"'{path}'")
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ModelError(f"the weights in '{path}' do not fit the model: {error}; pass model=…") from error
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-    origin = {key: about[key] for key in ("node", "which", "factory")} | {"round": int(about["round"])}
-    return Classifier(module.to(dtype), classes, input_shape, preprocessing, {**origin, "arguments": arguments}).eval()
+    return Classifier(module.to(dtype), classes, input_shape, about["preprocessing"], about).eval()

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import fedh2l
+from conftest import blobs, tiny_net
+from fedh2l.errors import ConfigError, DataError, ModelError, RunError
+
+ROOT = Path(__file__).parent.parent
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, num_classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def nodes(count: int = 3, model=Net, **arguments) -> list[fedh2l.Node]:
+    return [fedh2l.Node(f"n{i}", model, blobs(f"n{i}", 0.3 * i, seed=i), **arguments) for i in range(count)]
+
+
+def test_the_readme_example_runs(tmp_path, monkeypatch):
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL).group(1)
+    assert len([line for line in example.splitlines() if line.strip()]) < 15
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_learning_together_beats_learning_alone():
+    far = [fedh2l.Node(f"n{i}", tiny_net(), blobs(f"n{i}", shift=0.7 * i, seed=i)) for i in range(3)]
+    alone = [fedh2l.Node(n.name, tiny_net(), n.domain) for n in far]
+    together = fedh2l.train(far, rounds=300, batch_size=16, optimizer=fedh2l.Optimizer(lr=0.01))
+    solo = fedh2l.train(
+        alone,
+        fedh2l.FedH2L(interval=0, local_data="private+own-public"),
+        rounds=300,
+        batch_size=16,
+        optimizer=fedh2l.Optimizer(lr=0.01),
+    )
+    assert together.average["CDP"] > solo.average["CDP"] + 5
+    assert solo.bytes["total"] == 0
+
+
+def test_models_come_back(tmp_path):
+    given = nodes(model_args={"width": 5})
+    result = fedh2l.train(given, rounds=20, eval_every=10, out=tmp_path / "run")
+    test = given[0].domain.test
+    for node, row in zip(given, result.nodes, strict=True):
+        loaded = fedh2l.load(tmp_path / "run", node.name)
+        assert loaded.classes == ("c0", "c1", "c2")
+        right = (loaded(node.domain.test.inputs).argmax(1) == node.domain.test.labels).double().mean()
+        assert 100 * right.item() == pytest.approx(row.WDP)
+        assert loaded.about["round"] == row.round
+        last = fedh2l.load(tmp_path / "run", node.name, which="last")
+        assert last.about["round"] == 20
+    prediction = loaded.predict([test.inputs[0]])[0]
+    assert prediction.label in loaded.classes
+    assert 1 / 3 <= prediction.probability <= 1
+
+
+def test_a_given_module_is_trained_in_place_and_selected(tmp_path):
+    given = [fedh2l.Node(f"n{i}", tiny_net(), blobs(f"n{i}", seed=i)) for i in range(2)]
+    before = given[0].model[0].weight.clone()
+    result = fedh2l.train(given, rounds=20, eval_every=10, out=tmp_path / "run")
+    assert not torch.equal(given[0].model[0].weight, before)
+    test = given[0].domain.test
+    right = (given[0].model(test.inputs).argmax(1) == test.labels).double().mean().item()
+    assert 100 * right == pytest.approx(result.nodes[0].WDP)
+    assert given[0].model[0].weight.untyped_storage().nbytes() == 2 * 8 * 4  # no longer a view of something larger
+    with pytest.raises(ModelError, match="pass model="):
+        fedh2l.load(tmp_path / "run", "n0")
+    again = fedh2l.load(tmp_path / "run", "n0", model=tiny_net())
+    torch.testing.assert_close(again(test.inputs), given[0].model(test.inputs))
+
+
+def test_initial_weights_follow_seed_and_name():
+    first, second = fedh2l.train(nodes(), rounds=1), fedh2l.train(nodes(), rounds=1)
+    assert first.matrix == second.matrix
+
+
+def test_resume_from_python(tmp_path):
+    class CrashError(Exception):
+        pass
+
+    class Bomb(fedh2l.Callback):
+        def on_round(self, round):
+            if round == 17:
+                raise CrashError
+
+    options = {"rounds": 30, "eval_every": 10, "checkpoint_every": 5}
+    expected = fedh2l.train(nodes(), **options).to_dict()
+    with pytest.raises(CrashError):
+        fedh2l.train(nodes(), **options, out=tmp_path / "run", callbacks=[Bomb()])
+    result = fedh2l.train(nodes(), **options, out=tmp_path / "run", resume=True).to_dict()
+    assert {**result, "seconds": 0} == {**expected, "seconds": 0}
+
+
+def test_callbacks_hear_of_everything(tmp_path):
+    heard = []
+
+    class Listener(fedh2l.Callback):
+        def on_start(self, names, first_round, rounds):
+            heard.append(("start", names, first_round, rounds))
+
+        def on_round(self, round):
+            heard.append(round)
+
+        def on_evaluation(self, metrics):
+            heard.append(("evaluation", metrics["round"], set(metrics["nodes"]["n0"])))
+
+        def on_checkpoint(self, round, path):
+            heard.append(("checkpoint", round, path.exists()))
+
+        def on_end(self, result):
+            heard.append(("end", result.rounds))
+
+    options = {"rounds": 5, "eval_every": 2, "checkpoint_every": 3, "out": tmp_path / "run"}
+    fedh2l.train(nodes(), callbacks=[Listener()], **options)
+    keys = {"validation_ACC", "best_round", "local_loss", "ce", "kl", "angle", "conflict_rate"}
+    assert heard == [
+        ("start", ["n0", "n1", "n2"], 1, 5),
+        1, 2, ("evaluation", 2, keys),
+        3, ("checkpoint", 3, True),
+        4, ("evaluation", 4, keys),
+        5, ("evaluation", 5, keys),
+        ("end", 5),
+    ]  # fmt: skip
+
+
+def test_four_different_architectures_learn_from_each_other():
+    from fedh2l.config import load_config
+
+    models = [
+        "nodes.0.model=lenet",
+        "nodes.1.model=mlp",
+        "nodes.2.model=lenet-wide",
+        "nodes.3.model=cnn",
+        "nodes.3.model_args.channels=[8,16,32,32]",
+    ]
+    fed = load_config(None, [*models, "run.rounds=60", "data.per_class=40"])[0].federation()
+    result = fedh2l.train(fed.nodes, rounds=60, eval_every=20)
+    sizes = {type(node.build("x")) for node in fed.nodes}, {node.model_name for node in fed.nodes}
+    assert len(sizes[1]) == 4
+    assert all(node.CDP > 40 for node in result.nodes), result  # chance is 10
+
+
+def public_without(name: str, classes: set[int], seed: int = 0) -> fedh2l.Domain:
+    domain = blobs(name, seed=seed)
+    kept = [i for i, label in enumerate(domain.public.labels.tolist()) if label not in classes]
+    parts = (domain.private, domain.public.take(kept), domain.validation, domain.test)
+    return fedh2l.Domain(name, domain.classes, *parts)
+
+
+def test_a_class_that_nobody_can_teach_is_refused(caplog):
+    both = [fedh2l.Node(n, tiny_net(), public_without(n, {1})) for n in ("a", "b")]
+    with pytest.raises(DataError, match="class 'c1' is in nobody's public data"):
+        fedh2l.train(both, rounds=1)
+    one = [fedh2l.Node("a", tiny_net(), public_without("a", {1})), fedh2l.Node("b", tiny_net(), blobs("b"))]
+    with caplog.at_level("INFO", "fedh2l"):
+        fedh2l.train(one, rounds=1)
+    assert "node 'a' has no public sample of: c1" in caplog.text
+    assert "fewer than a batch of 32: all are used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "reason"),
+    [
+        (lambda: nodes(1), ConfigError, "at least two nodes"),
+        (lambda: [*nodes(2), nodes(1)[0]], ConfigError, "two nodes are named 'n0'"),
+        (lambda: [*nodes(2), fedh2l.Node("n 3", Net, blobs("x"))], ConfigError, "node name 'n 3'"),
+        (lambda: nodes(2, nn.Linear(2, 2)), DataError, "same module object"),
+        (lambda: nodes(2, lambda num_classes: nn.Linear(2, 2)), ModelError, "one logit for each of the 3 classes"),
+        (lambda: [*nodes(2), fedh2l.Node("n3", Net, blobs("x", classes=4))], DataError, "same classes"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(given, error, reason):
+    with pytest.raises(error, match=reason):
+        fedh2l.train(given(), rounds=1)
+
+
+def test_other_mistakes_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.round: unknown key\. Did you mean 'rounds'"):
+        fedh2l.train(nodes(), round=3)
+    with pytest.raises(RunError, match="needs out"):
+        fedh2l.train(nodes(), resume=True)
+    with pytest.raises(RunError, match="not a run"):
+        fedh2l.load(tmp_path, "n0")
+    fedh2l.train(nodes(), rounds=1, out=tmp_path / "run")
+    with pytest.raises(RunError, match="no node 'n9'"):
+        fedh2l.load(tmp_path / "run", "n9")
+    with pytest.raises(ValueError, match="interval"):
+        fedh2l.FedH2L(interval=-1)
+
+
+def test_prediction_from_files(tmp_path):
+    from fedh2l.config import load_config
+    from fedh2l.data.rotated_mnist import RotatedMNIST
+
+    models = [f"nodes.{i}.model=mlp" for i in range(4)]
+    fed = load_config(None, models)[0].federation()
+    fedh2l.train(fed.nodes, rounds=150, out=tmp_path / "run")
+    classifier = fedh2l.load(tmp_path / "run", "M0")
+    test = RotatedMNIST().domains(0)[0].test
+    files = []
+    for i in range(0, 150, 10):
+        pixels = (test.inputs[i, 0] * 255).round().byte().numpy()
+        files.append(tmp_path / f"{i}.png")
+        # Twice the size and in colour: preprocessing brings it back.
+        Image.fromarray(pixels).convert("RGB").resize((56, 56), Image.Resampling.NEAREST).save(files[-1])
+    said = [p.label for p in classifier.predict(files)]
+    truth = [str(test.labels[i].item()) for i in range(0, 150, 10)]
+    assert sum(a == b for a, b in zip(said, truth, strict=True)) >= 10
+    np.save(tmp_path / "x.npy", test.inputs[0].numpy())
+    assert classifier.predict([tmp_path / "x.npy"])[0] == classifier.predict([test.inputs[0]])[0]
+    np.save(tmp_path / "bad.npy", np.zeros(3, dtype=np.float32))
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    for bad, reason in (("bad.npy", "shape"), ("bad.png", "cannot be read"), ("none.png", "no file")):
+        with pytest.raises(DataError, match=reason):
+            classifier.predict([tmp_path / bad])

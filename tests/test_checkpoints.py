@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+import pytest
+import torch
+
+from fedh2l.checkpoints import Checkpoint, CheckpointFolder, pack, unpack
+from fedh2l.errors import RunError
+from fedh2l.rundir import RunDirectory
+from fedh2l.trainer import CHECKPOINT_SHARE, Interrupted, Trainer
+
+SAMPLE = Checkpoint(5, {"a/x": torch.arange(6.0).view(2, 3), "a/n": torch.tensor(3)}, {"best": {"a": [1, 2]}})
+
+
+def test_round_trip():
+    back = unpack(pack(SAMPLE))
+    assert back.round == 5
+    assert back.plain == SAMPLE.plain
+    assert all(torch.equal(back.tensors[k], v) for k, v in SAMPLE.tensors.items())
+
+
+def test_any_damage_is_noticed():
+    data = pack(SAMPLE)
+    for position in range(0, len(data), 7):
+        broken = bytearray(data)
+        broken[position] ^= 1
+        with pytest.raises(RunError):
+            unpack(bytes(broken))
+    for length in range(0, len(data), 11):
+        with pytest.raises(RunError):
+            unpack(data[:length])
+
+
+def test_two_are_kept_and_a_damaged_one_falls_back(tmp_path, caplog):
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert folder.newest() is None
+    for round in (10, 20, 30):
+        path = folder.save(SAMPLE._replace(round=round))
+    assert [p.name for p in folder.paths()] == ["round-000000020.ckpt", "round-000000030.ckpt"]
+    assert folder.newest().round == 30
+    path.write_bytes(path.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        assert folder.newest().round == 20
+    assert "round-000000030.ckpt is damaged" in caplog.text
+
+
+def test_what_a_crash_leaves_half_written_is_no_checkpoint(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    (tmp_path / ".round-000000010.ckpt.partial").write_bytes(b"half")
+    assert folder.newest() is None
+
+
+def outcome(trainer: Trainer) -> tuple[dict, list, list]:
+    result = trainer.run().to_dict()
+    result.pop("seconds")
+    lines = (trainer.directory.path / "metrics.jsonl").read_text().splitlines()
+    metrics = [{**json.loads(line), "seconds": 0} for line in lines]
+    models = [
+        trainer.directory.model_path(n["name"], w).read_bytes() for n in result["nodes"] for w in ("best", "last")
+    ]
+    return result, metrics, models
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["method.interval=4"],
+        ["method.interval=4", "method.local_gradient=displacement"],
+        ["method.interval=4", "method.local_gradient=difference"],
+        ["method.optimizer_state=shared", "run.selection=last"],
+        ["method.project=pcgrad", "method.pcgrad=joint", "method.pairing=pairs"],
+        ["optimizer.name=sgd", "optimizer.momentum=0.9", "run.dtype=float64"],
+    ],
+)
+def test_an_interrupted_run_ends_as_an_undisturbed_one(federation, tmp_path, changes):
+    changes = [*changes, "run.checkpoint_every=7", "run.rounds=30"]
+    whole = Trainer(federation(*changes), RunDirectory.claim(tmp_path / "whole", "x"))
+    expected = outcome(whole)
+    broken = Trainer(federation(*changes), RunDirectory.claim(tmp_path / "broken", "x"))
+    broken.engine.advance = stop_after(broken, 23)
+    with pytest.raises(CrashError):
+        broken.run()
+    resumed = Trainer(federation(*changes), RunDirectory.open(tmp_path / "broken"))
+    assert resumed.resume()
+    assert resumed.round == 21
+    assert outcome(resumed) == expected
+
+
+class CrashError(Exception):
+    pass
+
+
+def stop_after(trainer: Trainer, last: int):
+    advance = trainer.engine.advance
+
+    def crashing(first, until, keep_going):
+        if until > last:
+            advance(first, last, keep_going)
+            raise CrashError
+        return advance(first, until, keep_going)
+
+    return crashing
+
+
+def test_stopping_saves_the_round(federation, tmp_path):
+    expected = outcome(Trainer(federation(), RunDirectory.claim(tmp_path / "whole", "x")))
+    trainer = Trainer(federation(), RunDirectory.claim(tmp_path / "run", "x"))
+    trainer.stop = lambda: bool(trainer.learners[0].records.get("local_loss", [])) and trainer.round == 10
+    with pytest.raises(Interrupted) as stopped:
+        trainer.run()
+    assert stopped.value.round == 11  # one round after the evaluation at 10
+    resumed = Trainer(federation(), RunDirectory.open(tmp_path / "run"))
+    assert resumed.resume()
+    assert resumed.round == 11
+    assert outcome(resumed) == expected
+
+
+def test_a_checkpoint_of_another_federation_is_refused(federation, tmp_path):
+    directory = RunDirectory.claim(tmp_path / "run", "x")
+    Trainer(federation("run.checkpoint_every=5"), directory).run()
+    with pytest.raises(RunError, match="other nodes, method or settings"):
+        Trainer(federation("method.kl=false"), directory).resume()
+
+
+def test_automatic_checkpoints_stay_within_their_share(federation, tmp_path):
+    trainer = Trainer(federation("run.rounds=600", "run.eval_every=5"), RunDirectory.claim(tmp_path / "run", "x"))
+    spent, save = [], trainer.directory.checkpoints.save
+
+    def timed(checkpoint):
+        began = time.perf_counter()
+        path = save(checkpoint)
+        spent.append(time.perf_counter() - began)
+        return path
+
+    trainer.directory.checkpoints.save = timed
+    result = trainer.run()
+    assert spent, "a run of this length affords a checkpoint"
+    # The last one may have taken longer than those before it let expect.
+    assert sum(spent) - max(spent) <= CHECKPOINT_SHARE * result.seconds
+
+
+def test_metrics_are_cut_back(tmp_path):
+    directory = RunDirectory.claim(tmp_path / "run", "x")
+    for round in (10, 20, 30):
+        directory.append_metrics({"round": round})
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"round": 4')  # torn by a crash
+    directory.cut_metrics(20)
+    assert [json.loads(line)["round"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [10, 20]

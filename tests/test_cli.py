@@ -1,0 +1,288 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from conftest import MLPS, TINY
+from fedh2l.cli import main
+
+SMALL = [part for change in [*TINY, *MLPS] for part in ("--set", change)]
+
+
+def equal(a: dict, b: dict) -> bool:
+    return {**a, "seconds": 0} == {**b, "seconds": 0}
+
+
+def result_of(done: subprocess.CompletedProcess[str]) -> dict:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_and_what_it_leaves(cli, tmp_path):
+    done = cli("run", "--rounds", 20, "--seed", 5, "--out", "one", "--json", *SMALL)
+    result = result_of(done)
+    assert len(done.stdout.splitlines()) == 1  # nothing but the result goes to standard output
+    assert "validation ACC" in done.stderr
+    assert "best model on pooled validation ACC, evaluated every 10 rounds" in done.stderr
+    assert (result["method"], result["seed"], result["rounds"], result["selection"]) == ("fedh2l", 5, 20, "best")
+    assert json.loads((tmp_path / "one/result.json").read_text()) == result
+    lines = [json.loads(line) for line in (tmp_path / "one/metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [10, 20]
+    assert lines[-1]["bytes"] == result["bytes"]["total"]
+    config = tomllib.loads((tmp_path / "one/config.toml").read_text())
+    assert "out" not in config["run"]
+    # The resolved config is an input that gives the same run again.
+    again = result_of(cli("run", "one/config.toml", "--out", "two", "--json"))
+    assert equal(again, result)
+    assert (tmp_path / "one/config.toml").read_text() == (tmp_path / "two/config.toml").read_text()
+    for model in (tmp_path / "one/models").iterdir():
+        assert model.read_bytes() == (tmp_path / "two/models" / model.name).read_bytes()
+    # Testing its models again gives the matrix.
+    accuracy = json.loads(cli("evaluate", "one", "--json").stdout)["accuracy"]
+    assert [list(row.values()) for row in accuracy.values()] == result["matrix"]
+    other = json.loads(cli("evaluate", "one", "--node", "M20", "--data", "angles=[20,200]", "--json").stdout)
+    assert other["accuracy"]["M20"]["M20"] == result["nodes"][1]["WDP"]
+    assert cli("evaluate", "one", "--node", "M7").returncode == 2
+
+
+def test_default_directories_are_new(cli, tmp_path):
+    for _ in range(2):
+        assert cli("run", "--rounds", 1, *SMALL).returncode == 0
+    assert {p.name for p in (tmp_path / "runs").iterdir()} == {f"rotated-mnist-fedh2l-s0-{n}" for n in (1, 2)}
+
+
+def test_init_check_and_list(cli, tmp_path):
+    assert cli("init").returncode == 0
+    text = (tmp_path / "fedh2l.toml").read_text()
+    assert "# local steps per mutual step (E)" in text
+    checked = cli("check", "fedh2l.toml", "--set", "nodes.1.model=mlp")
+    assert checked.returncode == 0, checked.stderr
+    assert "61,706" in checked.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["fedh2l.toml"]  # check writes nothing
+    assert cli("init").returncode == 2  # it does not overwrite
+    listed = cli("list").stdout
+    assert all(name in listed for name in ("fedh2l", "rotated-mnist", "lenet-wide"))
+    assert re.fullmatch(r"fedh2l \d+\.\d+\.\d+\n", cli("--version").stdout)
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fedh2l", "run", *arguments]
+    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, process: subprocess.Popen[str], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.005)
+
+
+LONG = ["--rounds", "400", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> tuple[dict, Path]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    process = start(folder, *LONG, "--set", "run.checkpoint_every=25", "--out", "run", "--json")
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return json.loads(out.splitlines()[-1]), folder / "run"
+
+
+def same_models(one: Path, two: Path) -> bool:
+    names = sorted(p.name for p in (one / "models").iterdir())
+    return len(names) == 8 and all(
+        (one / "models" / n).read_bytes() == (two / "models" / n).read_bytes() for n in names
+    )
+
+
+def test_kill_9_and_resume(cli, tmp_path, undisturbed):
+    process = start(tmp_path, *LONG, "--set", "run.checkpoint_every=25", "--out", "run")
+    wait_for(lambda: len(list(tmp_path.glob("run/checkpoints/round-*.ckpt"))) == 2, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "run/result.json").exists()
+    done = cli("run", "--resume", "run", "--json")
+    assert re.search(r"going on after round \d+", done.stderr)
+    assert equal(result_of(done), undisturbed[0])
+    assert same_models(tmp_path / "run", undisturbed[1])
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert rounds == list(range(10, 401, 10))
+    again = cli("run", "--resume", "run", "--json")
+    assert "already ended" in again.stderr
+    assert equal(result_of(again), undisturbed[0])
+
+
+def test_a_damaged_newest_checkpoint_falls_back(cli, tmp_path, undisturbed):
+    process = start(tmp_path, *LONG, "--set", "run.checkpoint_every=25", "--out", "run")
+    wait_for(lambda: len(list(tmp_path.glob("run/checkpoints/round-*.ckpt"))) == 2, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    newest = sorted(tmp_path.glob("run/checkpoints/round-*.ckpt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    done = cli("run", "--resume", "run", "--json")
+    assert f"{newest.name} is damaged" in done.stderr
+    assert equal(result_of(done), undisturbed[0])
+
+
+def test_killed_before_the_first_checkpoint(cli, tmp_path, undisturbed):
+    process = start(tmp_path, *LONG, "--set", "run.checkpoint_every=0", "--out", "run")
+    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists(), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    done = cli("run", "--resume", "run", "--json")
+    assert "starting from round 0" in done.stderr
+    assert equal(result_of(done), undisturbed[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_go_on(cli, tmp_path, undisturbed, number):
+    process = start(tmp_path, *LONG, "--out", "run")
+    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists(), process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    command = re.search(r"Go on with:\s+fedh2l (run --resume run)", errors.replace("\n", " "))
+    assert command, errors
+    assert equal(result_of(cli(*command.group(1).split(), "--json")), undisturbed[0])
+
+
+def call(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    """The same in this process, for the many ways to be wrong."""
+    monkeypatch.setattr(sys, "argv", ["fedh2l", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    streams = capsys.readouterr()
+    return int(left.value.code or 0), streams.out, streams.err
+
+
+BAD = {
+    "unknown key": (["--set", "method.intervall=3"], "method.intervall: unknown key. Did you mean 'interval'?"),
+    "unknown section": (["--set", "dta.alpha=0.1"], "unknown section [dta]. Did you mean 'data'?"),
+    "wrong type": (["--set", "run.rounds=many"], "run.rounds = 'many': it should be a valid integer"),
+    "a string for a number": (["--set", "run.rounds='3'"], "run.rounds = '3': it should be a valid integer"),
+    "a float for an int": (["--set", "run.rounds=2.5"], "run.rounds = 2.5"),
+    "alpha too large": (["--set", "data.alpha=0.75"], "data.alpha = 0.75: it should be less than 0.75"),
+    "alpha zero": (["--set", "data.alpha=0"], "data.alpha = 0: it should be greater than 0"),
+    "no rounds": (["--rounds", "0"], "run.rounds = 0: it should be greater than or equal to 1"),
+    "one node": (["--set", "data.angles=[0]"], "data.angles = [0]"),
+    "two nodes of a name": (["--set", "nodes.0.name=M20"], "two nodes are named 'M20'"),
+    "no public data": (["--set", "data.alpha=0.001"], "leaves no public data"),
+    "no private data": (["--set", "data.alpha=0.749"], "leaves no private data"),
+    "wrong outputs": (["--set", "nodes.1.model_args.num_classes=7"], "one logit for each of the 10 classes"),
+    "unknown model": (["--set", "nodes.1.model=lenett"], "Did you mean 'lenet'?"),
+    "model not importable": (["--set", "nodes.1.model=no.such:thing"], "cannot import 'no.such'"),
+    "model not there": (["--set", "nodes.1.model=torch.nn:Nothing"], "module 'torch.nn' has no 'Nothing'"),
+    "no such device": (["--device", "cuda:99"], "'cuda:99' is not there"),
+    "no device at all": (["--device", "toaster"], "'toaster' is not a device"),
+    "missing config": (["nowhere.toml"], "there is no config file 'nowhere.toml'"),
+    "not TOML": (["bad.toml"], "'bad.toml' is not valid TOML"),
+    "set without equals": (["--set", "method.interval"], "write --set section.key=value"),
+    "set of a section": (["--set", "method=3"], "write --set section.key=value"),
+    "set of no node": (["--set", "nodes.9.model=mlp"], "'9' is not a node; use 0 to 3"),
+    "resume of nothing": (["--resume", "nowhere"], "--resume nowhere: there is no such run"),
+    "resume of no run": (["--resume", "."], "is not a run"),
+    "resume with changes": (["--resume", "old", "--rounds", "9"], "give no other settings"),
+    "another run's directory": (["--out", "old"], "'old' belongs to another run"),
+    "a directory with things": (["--out", "full"], "'full' is not empty"),
+    "a file as directory": (["--out", "bad.toml"], "is a file"),
+    "unknown method": (["--method", "fedh3l"], "unknown method 'fedh3l'. Did you mean 'fedh2l'?"),
+    "unknown dataset": (["--set", "data.name=mnist"], "unknown dataset 'mnist'"),
+    "unknown topology": (["--set", "method.topology=star"], "'star' is none of 'full', 'ring'"),
+    "impossible topology": (["--set", "method.topology=regular-4"], "no graph of 4 nodes has 4 neighbours"),
+    "edge to nobody": (["--set", 'method.topology=[["M0","M9"]]'], "'M9' is not a node"),
+    "unknown domain": (["--set", "nodes.0.domain=M7"], "there is no domain 'M7'"),
+    "too many digits": (["--set", "data.per_class=501"], "only 500 images of digit 0"),
+    "one of a choice": (["--set", "method.project=qq"], "'qp', 'none' or 'pcgrad'"),
+    "a bad option": (["--nothing"], "No such option"),
+    "data not importable": (["--set", "data.name=no.such:thing"], "data.name: cannot import 'no.such'"),
+    "data keys not taken": (["--set", "data.name=conftest:blobs"], "does not take these keys"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_bad_input(monkeypatch, capsys, tmp_path, mistake):
+    arguments, message = BAD[mistake]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    (tmp_path / "bad.toml").write_text("[run\nrounds = 3")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/config.toml").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, errors = call(monkeypatch, capsys, "run", *arguments)
+    assert code == 2
+    assert message in errors
+    assert "Traceback" not in errors
+    assert out == ""
+    assert sorted(tmp_path.rglob("*")) == before  # nothing half-written
+
+
+def test_a_directory_that_cannot_be_made(monkeypatch, capsys):
+    code, _, errors = call(monkeypatch, capsys, "run", "--rounds", "1", "--out", "/proc/fedh2l")
+    assert code == 2
+    assert "cannot write to '/proc/fedh2l'" in errors
+
+
+def test_debug_shows_the_traceback(monkeypatch, capsys):
+    code, _, errors = call(monkeypatch, capsys, "run", "--rounds", "0", "--debug")
+    assert code == 2
+    assert "Traceback" in errors
+
+
+def test_another_method_drops_the_files_parameters(tmp_path):
+    from fedh2l.config import _choose_method
+
+    raw = {"method": {"name": "fedh2l", "interval": 5, "kl": False}}
+    assert _choose_method(raw, "fedh2l") == []
+    assert raw["method"]["interval"] == 5
+    assert _choose_method(raw, "other") == ["--method other: the file's [method] keys are left out: interval, kl"]
+    assert raw["method"] == {"name": "other"}
+
+
+def test_nan_exits_with_1(cli):
+    done = cli("run", "--rounds", 60, *SMALL, "--set", "optimizer.name=sgd", "--set", "optimizer.lr=1e30")
+    assert done.returncode == 1
+    assert re.search(r"node 'M\d+', round \d+", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_data_and_models_of_the_users_own(cli, tmp_path):
+    (tmp_path / "ours.py").write_text(
+        "import torch\n"
+        "from conftest import blobs\n"
+        "def clouds(count, seed):\n"
+        "    return [blobs(f'site{i}', shift=0.4 * i, seed=seed + i) for i in range(count)]\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self, num_classes, width=4):\n"
+        "        super().__init__(torch.nn.Linear(2, width), torch.nn.Tanh(), torch.nn.Linear(width, num_classes))\n"
+    )
+    (tmp_path / "ours.toml").write_text(
+        '[run]\nrounds = 20\neval_every = 10\n[data]\nname = "ours:clouds"\ncount = 2\n'
+        '[[nodes]]\nname = "a"\ndomain = "site0"\nmodel = "ours:Net"\n'
+        '[[nodes]]\nname = "b"\ndomain = "site1"\nmodel = "ours:Net"\nmodel_args = {width = 9}\n'
+    )
+    result = result_of(cli("run", "ours.toml", "--out", "run", "--json"))
+    assert [node["name"] for node in result["nodes"]] == ["a", "b"]
+    assert equal(result_of(cli("run", "run/config.toml", "--out", "again", "--json")), result)
+    (tmp_path / "x.npy").write_bytes(b"")
+    import numpy as np
+
+    np.save(tmp_path / "x.npy", np.array([2.0, 0.0], dtype=np.float32))
+    said = cli("predict", "run", "--node", "b", "x.npy")
+    assert re.fullmatch(r"x\.npy: c\d \(\d+\.\d %\)\n", said.stdout), said.stderr
+    assert json.loads(cli("predict", "run", "--node", "b", "x.npy", "--json").stdout)[0]["input"] == "x.npy"
+    assert cli("predict", "run", "--node", "b", "gone.npy").returncode == 2

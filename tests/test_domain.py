@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import fedh2l
+from conftest import blobs
+from fedh2l.data.splits import Shares, stratified_split
+from fedh2l.errors import DataError
+
+
+def test_samples_from_anything_usual():
+    x, y = torch.rand(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+    for source in (
+        (x, y),
+        (x.numpy().astype(np.float64), y.numpy()),
+        TensorDataset(x, y),
+        list(zip(x, y, strict=True)),
+    ):
+        samples = fedh2l.Samples.of(source)
+        torch.testing.assert_close(samples.inputs, x)
+        assert torch.equal(samples.labels, y)
+
+
+def test_split_is_stratified_and_complete():
+    labels = [0] * 100 + [1] * 20
+    parts = stratified_split(labels, Shares(), seed=0, domain="a")
+    assert [len(p) for p in parts] == [65 + 13, 10 + 2, 10 + 2, 15 + 3]
+    assert sorted(position for part in parts for position in part) == list(range(120))
+
+
+def test_private_and_public_together_do_not_depend_on_alpha():
+    few, many = (stratified_split([0] * 100, Shares(public=alpha), 0, "a") for alpha in (0.05, 0.4))
+    assert set(few[0] + few[1]) == set(many[0] + many[1])
+    assert set(few[3]) == set(many[3])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"public": (torch.rand(0, 2), torch.zeros(0))}, "public data is empty"),
+        ({"test": (torch.rand(3, 2), torch.tensor([0, 1, 9]))}, "labels outside"),
+        ({"test": (torch.rand(3, 5), torch.tensor([0, 1, 2]))}, "shape"),
+        ({"test": (torch.rand(2, 2), torch.tensor([0, 1, 2]))}, "2 inputs but 3 labels"),
+        ({"private": (torch.full((3, 2), float("nan")), torch.tensor([0, 1, 2]))}, "NaN"),
+    ],
+)
+def test_bad_data_is_refused(change, reason):
+    good = blobs("a")
+    parts = {"private": good.private, "public": good.public, "validation": good.validation, "test": good.test}
+    with pytest.raises(DataError, match=reason):
+        fedh2l.Domain("a", good.classes, **{**parts, **change})

@@ -1,0 +1,173 @@
+"""What a user may rely on when nodes run in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fedh2l
+from conftest import blobs, tiny_net
+from fedh2l.engines.local import LocalEngine
+from fedh2l.errors import DivergedError, MessageError
+from fedh2l.messages import Posteriors, encode
+from fedh2l.methods.fedh2l import FedH2L
+from fedh2l.trainer import Trainer
+
+
+def parameters(trainer: Trainer) -> list[torch.Tensor]:
+    return [learner.parameters.clone() for learner in trainer.learners]
+
+
+def advance(fed, order=None, rounds=12) -> tuple[Trainer, list[torch.Tensor]]:
+    trainer = Trainer(fed)
+    if order:
+        trainer.engine.learners = [trainer.learners[i] for i in order]
+    trainer.engine.advance(1, rounds, lambda _: True)
+    return trainer, parameters(trainer)
+
+
+def noisy_net(num_classes: int, input_shape: tuple[int, ...]) -> nn.Sequential:
+    """Everything that is stateful or random: batch norm and dropout."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(0.5), nn.Linear(10, num_classes)
+    )
+
+
+NOISY = [f"nodes.{i}.model=test_engine:noisy_net" for i in range(4)] + [f"nodes.{i}.model_args={{}}" for i in range(4)]
+
+
+@pytest.mark.parametrize("model", [[], NOISY], ids=["mlp", "dropout"])
+def test_the_order_in_which_nodes_run_changes_nothing(federation, model):
+    _, forwards = advance(federation(*model))
+    _, backwards = advance(federation(*model), order=[3, 1, 0, 2])
+    for a, b in zip(forwards, backwards, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_global_generator_is_left_alone_and_makes_no_difference(federation):
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        trainer = Trainer(federation(*NOISY))
+        results.append((trainer.run().matrix, [learner.weights() for learner in trainer.learners]))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert results[0][0] == results[1][0]
+    for one, two in zip(results[0][1], results[1][1], strict=True):
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_another_seed_is_another_run(federation):
+    assert not torch.equal(advance(federation())[1][0], advance(federation("run.seed=1"))[1][0])
+
+
+def test_dropout_draws_differ_between_rounds_and_nodes(federation):
+    trainer = Trainer(federation(*NOISY))
+    masks = set()
+    for learner in trainer.learners:
+        for round in (1, 2):
+            learner.seed_torch("torch-local", round)
+            masks.add(tuple(torch.rand(4).tolist()))
+    assert len(masks) == 8
+
+
+def test_teachers_predict_in_evaluation_mode(federation):
+    trainer = Trainer(federation(*NOISY))
+    learner = trainer.learners[0]
+    batch = learner.public_batch(learner.name, 1, 8)
+    before = learner.weights()
+    one, two = (trainer.federation.method.emit(learner, 1).values for _ in range(2))
+    assert torch.equal(one, two)
+    torch.testing.assert_close(one, torch.softmax(learner.module.eval()(batch.inputs), -1))
+    assert all(torch.equal(before[k], v) for k, v in learner.weights().items())
+
+
+def test_what_is_counted_is_what_would_be_sent(federation):
+    fed = federation("method.interval=3", "method.topology=line")
+    sent = []
+    trainer = Trainer(fed)
+    emit = FedH2L.emit
+
+    class Spy(FedH2L):
+        def emit(self, node, round):
+            message = emit(self, node, round)
+            sent.append(len(encode(message, fed.roster)))
+            return message
+
+    trainer.engine.method = Spy(**fed.method.model_dump())
+    trainer.engine.advance(1, 12, lambda _: True)
+    assert len(sent) == 4 * 4
+    assert trainer.engine.ledger.multicast == sum(sent)
+    assert trainer.engine.ledger.total == sum(trainer.engine.ledger.edges.values()) == 4 * 6 * sent[0]
+    assert set(trainer.engine.ledger.edges) == {
+        "M0->M20", "M20->M0", "M20->M40", "M40->M20", "M40->M60", "M60->M40",
+    }  # fmt: skip
+    assert trainer.engine.ledger.payload == 4 * 6 * (8 * 10 + 1) * 4
+
+
+def test_a_silent_node_is_not_counted(federation):
+    trainer, _ = advance(federation("method.pairing=pairs", "data.angles=[0,20,40,60,80]"), rounds=6)
+    assert sum(trainer.engine.ledger.edges.values()) == 6 * 4 * (40 + 4 + 8 * 10 * 4)
+
+
+def mixed() -> list[fedh2l.Node]:
+    return [fedh2l.Node(f"n{i}", tiny_net(), blobs(f"n{i}", shift=0.3 * i, seed=i)) for i in range(3)]
+
+
+def test_nan_stops_the_run_and_names_the_node_and_round():
+    class Exploding(FedH2L):
+        def local_step(self, node, round):
+            if node.name == "n1" and round == 7:
+                node.parameters.fill_(float("nan"))
+            super().local_step(node, round)
+
+    with pytest.raises(DivergedError, match=r"node 'n1', round 7: .*no checkpoint"):
+        fedh2l.train(mixed(), method=Exploding(), rounds=50, eval_every=25)
+
+
+def test_a_diverging_rate_is_said_with_the_last_good_checkpoint(tmp_path):
+    class Late(FedH2L):
+        def local_step(self, node, round):
+            if node.name == "n2" and round == 33:
+                node.parameters.mul_(float("inf"))
+            super().local_step(node, round)
+
+    with pytest.raises(DivergedError, match=r"node 'n2', round 33: .*round-000000030\.ckpt"):
+        fedh2l.train(mixed(), Late(), rounds=50, eval_every=25, checkpoint_every=10, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("change", "reason"), [(2.0, "do not sum to 1"), (-1.0, "negative")])
+def test_a_method_that_sends_no_distribution_is_stopped(change, reason):
+    class Broken(FedH2L):
+        def emit(self, node, round):
+            message = super().emit(node, round)
+            return Posteriors(message.sender, round, message.values * change, message.correct)
+
+    with pytest.raises(DivergedError, match=reason):
+        fedh2l.train(mixed(), Broken(), rounds=5)
+
+
+def test_a_method_that_sends_another_shape_is_stopped():
+    class Broken(FedH2L):
+        def emit(self, node, round):
+            message = super().emit(node, round)
+            return Posteriors(message.sender, round, message.values[:1], message.correct)
+
+    with pytest.raises(MessageError, match="agreed"):
+        fedh2l.train(mixed(), Broken(), rounds=5)
+
+
+def test_frozen_parameters_stay_and_the_projection_ignores_them():
+    nodes = mixed()
+    frozen = nodes[0].model[0]
+    frozen.requires_grad_(False)
+    before = frozen.weight.clone()
+    fedh2l.train(nodes, rounds=10)
+    assert torch.equal(frozen.weight, before)
+
+
+def test_an_engine_stops_when_asked(federation):
+    trainer = Trainer(federation())
+    assert isinstance(trainer.engine, LocalEngine)
+    assert trainer.engine.advance(1, 20, lambda round: round < 4) == 4

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedh2l.optimizers import OptimizerSettings
+
+
+@pytest.mark.parametrize(
+    ("settings", "torchs"),
+    [
+        ({"name": "amsgrad"}, lambda p: torch.optim.Adam(p, 1e-2, weight_decay=0.1, amsgrad=True)),
+        ({"name": "adam"}, lambda p: torch.optim.Adam(p, 1e-2, weight_decay=0.1)),
+        ({"name": "sgd"}, lambda p: torch.optim.SGD(p, 1e-2, weight_decay=0.1)),
+        ({"name": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9, weight_decay=0.1)),
+    ],
+)
+def test_follows_torch(settings, torchs):
+    ours = OptimizerSettings(lr=1e-2, weight_decay=0.1, **settings)
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(20, generator=generator)
+    parameter = torch.nn.Parameter(vector.clone())
+    optimizer, state = torchs([parameter]), ours.initial_state(vector)
+    for step in range(30):
+        # Gradients that shrink, so that AMSGrad's maximum matters.
+        gradient = torch.randn(20, generator=generator) / (1 + step)
+        ours.step(vector, gradient, state, ours.rate("local"))
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    torch.testing.assert_close(vector, parameter.detach(), rtol=1e-6, atol=1e-7)
+    assert int(state["steps"]) == 30
+
+
+def test_mutual_rate():
+    assert OptimizerSettings(lr=0.1).rate("mutual") == 0.1
+    assert OptimizerSettings(lr=0.1, mutual_lr=0.2).rate("mutual") == 0.2
+    assert OptimizerSettings(lr=0.1, mutual_lr=0.2).rate("local") == 0.1

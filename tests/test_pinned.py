@@ -1,0 +1,73 @@
+"""Pinned losses of the first rounds for every option of the method: a silent change of the maths fails here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedh2l.trainer import Trainer
+
+OPTIONS = {
+    "default": [],
+    "own-public": ["method.local_data=private+own-public"],
+    "interval-sum": ["method.interval=3"],
+    "interval-displacement": ["method.interval=3", "method.local_gradient=displacement"],
+    "interval-difference": ["method.interval=3", "method.local_gradient=difference"],
+    "no-kl": ["method.kl=false"],
+    "no-project": ["method.project=none"],
+    "pcgrad": ["method.project=pcgrad"],
+    "pcgrad-joint": ["method.project=pcgrad", "method.pcgrad=joint"],
+    "shared-state": ["method.optimizer_state=shared"],
+    "public-batch": ["method.public_batch_size=5"],
+    "ring": ["method.topology=ring"],
+    "line": ["method.topology=line"],
+    "edges": ['method.topology=[["M0","M20"],["M40","M60"]]'],
+    "regular": ["method.topology=regular-2"],
+    "peers": ["method.peers_per_round=1"],
+    "pairs": ["method.pairing=pairs"],
+    "sgd": ["optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9"],
+    "adam": ["optimizer.name=adam"],
+    "mutual-rate": ["optimizer.mutual_lr=0.01"],
+    "aligned": ["data.splits=aligned"],
+    "alpha": ["data.alpha=0.3"],
+    "lenet": [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")],
+}
+PINNED = Path(__file__).with_name("pinned.json")
+
+
+def first_losses(federation, changes: list[str]) -> dict[str, list[float]]:
+    """For each node, the mean of what it recorded in the first six rounds, in float64."""
+    trainer = Trainer(federation("run.dtype=float64", *changes))
+    trainer.engine.advance(1, 6, lambda _: True)
+    series = trainer.engine.series().values()
+    names = sorted({name for node in series for name in node})
+    return {name: [sum(node[name]) / len(node[name]) for node in series if node.get(name)] for name in names}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_first_losses(federation, option):
+    got = first_losses(federation, OPTIONS[option])
+    want = json.loads(PINNED.read_text())[option]
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        torch.testing.assert_close(torch.tensor(got[name]), torch.tensor(values), rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_every_option_makes_a_difference():
+    pinned = json.loads(PINNED.read_text())
+    assert pinned.keys() == OPTIONS.keys()
+    assert len({json.dumps(losses, sort_keys=True) for losses in pinned.values()}) == len(OPTIONS)
+
+
+if __name__ == "__main__":  # after a deliberate change of the maths: PYTHONPATH=tests python tests/test_pinned.py
+    from conftest import MLPS, TINY
+    from fedh2l.config import load_config
+
+    def make(*changes: str):
+        return load_config(None, [*TINY, *MLPS, "run.rounds=20", *changes])[0].federation()
+
+    torch.set_num_threads(1)
+    PINNED.write_text(json.dumps({name: first_losses(make, o) for name, o in OPTIONS.items()}, indent=1) + "\n")

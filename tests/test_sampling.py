@@ -1,0 +1,78 @@
+"""Random streams are addresses: pinned here and in docs/protocol.md, because peers must agree on them for ever."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fedh2l.sampling import draw_indices, node_secret, random_words, shuffled, stream_key, torch_seed
+
+VECTORS = Path(__file__).parent.parent / "docs" / "protocol.md"
+ROW = re.compile(r"\| `([\w-]+)` \| `(\w+)` \| `(\w*)` \| (\d+) \| `([0-9a-f]{32})` \| `([0-9a-f]{16})` \|")
+
+
+def documented():
+    return ROW.findall(VECTORS.read_text(encoding="utf-8"))
+
+
+def test_the_documented_vectors_hold():
+    rows = documented()
+    assert len(rows) >= 5
+    for purpose, seed, node, round, key, word in rows:
+        assert f"{stream_key(purpose, seed, node, int(round)):032x}" == key
+        assert f"{int(random_words(1, purpose, seed, node, int(round))[0]):016x}" == word
+
+
+def test_pinned_draws():
+    assert draw_indices(100, 8, "public-batch", 0, "M0", 1) == [81, 84, 57, 62, 5, 93, 0, 45]
+    assert node_secret(0, "M0") == "64e8efd4a19e9deb98449e2477e057af"
+    assert shuffled("abcdef", "split", 0, "M0", 3) == list("caefdb")
+
+
+def test_draws_are_distinct_and_stable():
+    drawn = draw_indices(50, 20, "local-batch", "secret", "a", 4)
+    assert len(set(drawn)) == 20
+    assert set(drawn) <= set(range(50))
+    assert drawn == draw_indices(50, 20, "local-batch", "secret", "a", 4)
+    assert drawn[:5] == draw_indices(50, 5, "local-batch", "secret", "a", 4)  # a smaller batch is a prefix
+
+
+@pytest.mark.parametrize("count", [5, 6, 100])
+def test_a_small_population_is_used_whole(count):
+    assert draw_indices(5, count, "public-batch", 0, "a", 1) == [0, 1, 2, 3, 4]
+
+
+def test_every_part_of_an_address_matters():
+    base = stream_key("local-batch", 1, "a", 2)
+    others = [
+        stream_key("public-batch", 1, "a", 2),
+        stream_key("local-batch", 2, "a", 2),
+        stream_key("local-batch", 1, "b", 2),
+        stream_key("local-batch", 1, "a", 3),
+        stream_key("local-batch", 1, "a2", 0),  # no way to slide characters from one field to the next
+        stream_key("local-batch", 11, "", 2),
+    ]
+    assert len({base, *others}) == 7
+
+
+def test_two_nodes_never_share_a_stream():
+    streams = [
+        tuple(random_words(4, purpose, node_secret(0, node), node, round).tolist())
+        for node in ("M0", "M20", "M40")
+        for round in range(50)
+        for purpose in ("local-batch", "torch-local", "torch-mutual")
+    ]
+    assert len(set(streams)) == len(streams)
+    assert torch_seed("initial-weights", node_secret(0, "M0"), "M0") != torch_seed(
+        "initial-weights", node_secret(0, "M20"), "M20"
+    )
+
+
+def test_draws_are_even():
+    counts = Counter(i for round in range(4000) for i in draw_indices(10, 3, "peers", 0, "a", round))
+    assert all(abs(counts[i] - 1200) < 6 * (4000 * 0.3 * 0.7) ** 0.5 for i in range(10))
+    firsts = Counter(shuffled("abc", "split", 0, "", round)[0] for round in range(3000))
+    assert all(abs(n - 1000) < 160 for n in firsts.values())
