@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fedh2l.checkpoints import Checkpoint, CheckpointFolder, pack, unpack
+from fedh2l.clock import CHECKPOINT_SHARE
 from fedh2l.errors import RunError
 from fedh2l.rundir import RunDirectory
-from fedh2l.trainer import CHECKPOINT_SHARE, Interrupted, Trainer
+from fedh2l.trainer import Interrupted, Trainer
 
 SAMPLE = Checkpoint(5, {"a/x": torch.arange(6.0).view(2, 3), "a/n": torch.tensor(3)}, {"best": {"a": [1, 2]}})
 
@@ -40,10 +41,10 @@ def test_two_are_kept_and_a_damaged_one_falls_back(tmp_path, caplog):
     for round in (10, 20, 30):
         path = folder.save(SAMPLE._replace(round=round))
     assert [p.name for p in folder.paths()] == ["round-000000020.ckpt", "round-000000030.ckpt"]
-    assert folder.newest().round == 30
+    assert folder.newest()[1].round == 30
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
-        assert folder.newest().round == 20
+        assert folder.newest()[1].round == 20
     assert "round-000000030.ckpt is damaged" in caplog.text
 
 
@@ -109,7 +110,7 @@ def stop_after(trainer: Trainer, last: int):
 def test_stopping_saves_the_round(federation, tmp_path):
     expected = outcome(Trainer(federation(), RunDirectory.claim(tmp_path / "whole", "x")))
     trainer = Trainer(federation(), RunDirectory.claim(tmp_path / "run", "x"))
-    trainer.stop = lambda: bool(trainer.learners[0].records.get("local_loss", [])) and trainer.round == 10
+    trainer.stop = lambda: (trainer.round == 10 and bool(trainer.engine.learners[0].records)) or trainer.round == 11
     with pytest.raises(Interrupted) as stopped:
         trainer.run()
     assert stopped.value.round == 11  # one round after the evaluation at 10
@@ -122,8 +123,10 @@ def test_stopping_saves_the_round(federation, tmp_path):
 def test_a_checkpoint_of_another_federation_is_refused(federation, tmp_path):
     directory = RunDirectory.claim(tmp_path / "run", "x")
     Trainer(federation("run.checkpoint_every=5"), directory).run()
-    with pytest.raises(RunError, match="other nodes, method or settings"):
-        Trainer(federation("method.kl=false"), directory).resume()
+    for change in ("method.kl=false", "optimizer.lr=0.5", "run.seed=3", "nodes.0.model=cnn"):
+        reset = ["nodes.0.model_args={}"] if "nodes" in change else []
+        with pytest.raises(RunError, match="other nodes, models, method, optimizer or settings"):
+            Trainer(federation(change, *reset), directory).resume()
 
 
 def test_automatic_checkpoints_stay_within_their_share(federation, tmp_path):

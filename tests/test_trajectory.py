@@ -31,6 +31,9 @@ VARIANTS = {
     "difference-1": (["method.local_gradient=difference"], {"local_gradient": "difference"}),
     "shared-state": (["method.optimizer_state=shared"], {"shared_state": True}),
     "ring": (["method.topology=ring"], {"heard": lambda i, r: sorted([(i - 1) % 4, (i + 1) % 4])}),
+    "pairs": (["method.pairing=pairs", "data.angles=[0,20,40,60,80]"], {"heard": "method"}),
+    "peers": (["method.peers_per_round=2", "method.interval=2"], {"heard": "method", "interval": 2}),
+    "lenet": ([f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")], {}),
     "alone": (["method.interval=0"], {"interval": 0}),
     "small-public": (["run.batch_size=32"], {}),
 }
@@ -58,7 +61,7 @@ def test_parameters_equal_the_reference(federation, variant):
     changes, options = VARIANTS[variant]
     fed = federation("run.dtype=float64", "run.eval_every=1000", "run.seed=3", *changes)
     trainer = Trainer(fed)
-    models = [copy.deepcopy(learner.module) for learner in trainer.learners]
+    models = [copy.deepcopy(learner.module) for learner in trainer.engine.learners]
     domains = [node.domain for node in fed.nodes]
     publics = [(d.public.inputs.double(), d.public.labels) for d in domains]
     own_only = "own-public" in variant
@@ -72,6 +75,11 @@ def test_parameters_equal_the_reference(federation, variant):
             )
         )
     names, size = [n.name for n in fed.nodes], fed.settings.batch_size
+    if options.get("heard") == "method":
+        options = {
+            **options,
+            "heard": lambda i, r: [names.index(t) for t in fed.method.teachers(fed.roster, r)[names[i]]],
+        }
     reference.train(
         models,
         pools,
@@ -81,9 +89,9 @@ def test_parameters_equal_the_reference(federation, variant):
         rounds=20,
         **options,
     )
-    moved = [learner.parameters.clone() for learner in trainer.learners]
+    moved = [learner.parameters.clone() for learner in trainer.engine.learners]
     assert trainer.engine.advance(1, 20, lambda _: True) == 20
-    for learner, model, before in zip(trainer.learners, models, moved, strict=True):
+    for learner, model, before in zip(trainer.engine.learners, models, moved, strict=True):
         expected = reference.flatten(model.parameters()).detach()
         assert (learner.parameters - before).abs().max() > 1e-2  # it did train
         torch.testing.assert_close(learner.parameters, expected, rtol=0, atol=1e-5)

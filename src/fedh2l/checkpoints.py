@@ -85,11 +85,11 @@ class CheckpointFolder:
         """All complete checkpoints, oldest first."""
         return sorted(self.folder.glob("round-*.ckpt"))
 
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is sound, or None; says so about any that is not."""
+    def newest(self) -> tuple[Path, Checkpoint] | None:
+        """The newest checkpoint that is sound and where it is, or None; says so about any that is not."""
         for path in reversed(self.paths()):
             try:
-                return unpack(path.read_bytes())
+                return path, unpack(path.read_bytes())
             except (RunError, OSError) as error:
                 log.warning("checkpoint %s is damaged (%s); trying the one before", path.name, error)
         return None

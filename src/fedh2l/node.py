@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedh2l.domain import Domain
-from fedh2l.models.factory import Recipe, check_output
+from fedh2l.models.factory import Recipe, check_model
 from fedh2l.sampling import torch_seed
 
 
@@ -56,10 +56,8 @@ class Node:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(torch_seed("initial-weights", secret, self.name))
                 module = self._construct(where)
-        dtype = next((p.dtype for p in module.parameters()), torch.float32)
         example = self.domain.public.take(range(min(2, len(self.domain.public))))
-        inputs = example.inputs.to(dtype) if example.inputs.is_floating_point() else example.inputs
-        check_output(module, inputs.to(next(module.parameters()).device), len(self.domain.classes), where)
+        check_model(module, example.inputs, len(self.domain.classes), where)
         return module
 
     def _construct(self, where: str) -> nn.Module:

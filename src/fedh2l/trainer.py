@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,20 +12,19 @@ import torch
 
 from fedh2l.callbacks import Callback
 from fedh2l.checkpoints import Checkpoint
+from fedh2l.clock import Clock
 from fedh2l.domain import Samples
+from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.local import LocalEngine
 from fedh2l.errors import DivergedError, RunError
 from fedh2l.federation import Federation
-from fedh2l.learner import Learner
-from fedh2l.metrics import count_correct
 from fedh2l.models.saved import pack_model
 from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
+from fedh2l.settings import resolve_device
 
-log = logging.getLogger("fedh2l")
-
-CHECKPOINT_SHARE = 0.02
-"""How much of the run time automatic checkpoints may take."""
+STATE_COPIES = 9
+"""A checkpoint holds about this many times the parameters: themselves, the best, two optimiser states of three."""
 
 
 class Interrupted(Exception):  # noqa: N818 - an outcome rather than an error
@@ -54,27 +51,27 @@ class Trainer:
         self.directory = directory
         self.callbacks = callbacks
         self.stop = stop
-        self.learners: list[Learner] = federation.learners()
-        self.engine = LocalEngine(self.learners, federation.method, federation.roster)
+        self.engine: Engine = LocalEngine(federation.learners(), federation.method, federation.roster)
         self.round = 0
         self.best: dict[str, tuple[int, int]] = {}
         """For each node, the validation samples that its best model got right, and the round of that model."""
-        self._conflicts = [0.0, 0]  # how many, of how many mutual steps
-        device = self.learners[0].parameters.device
+        self._conflicts = (0.0, 0)  # how many, of how many mutual steps
+        device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         domains = [node.domain for node in federation.nodes]
-        self._validation = Samples.concatenate([d.validation for d in domains]).to(device, self.settings.torch_dtype)
-        self._tests = [d.test.to(device, self.settings.torch_dtype) for d in domains]
-        self._clock = _Clock()
+        self._validation = Samples.concatenate([domain.validation for domain in domains]).to(device, dtype)
+        self._tests = [domain.test.to(device, dtype) for domain in domains]
+        self._clock = Clock()
         self._last_checkpoint: Path | None = None
 
     def resume(self) -> bool:
         """Takes up the newest sound checkpoint of the run directory; False if there is none."""
         assert self.directory is not None
-        checkpoint = self.directory.checkpoints.newest()
-        if checkpoint is not None:
+        found = self.directory.checkpoints.newest()
+        if found is not None:
+            self._last_checkpoint, checkpoint = found
             self._restore(checkpoint)
         self.directory.cut_metrics(self.round)
-        return checkpoint is not None
+        return found is not None
 
     def run(self) -> Result:
         """Trains, and leaves in each node's module the model that the selection rule picks."""
@@ -82,31 +79,29 @@ class Trainer:
             self._clock.start()
             self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
             while self.round < self.settings.rounds:
-                self._advance()
+                self.advance()
             result = self._finish()
         self._tell("on_end", result)
         return result
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Goes on to the next evaluation or checkpoint, whichever comes first, and does it."""
         target = self._next_event()
         self.round = self.engine.advance(self.round + 1, target, self._after_round)
-        stopped = self.round < target
+        self._verify()
         evaluates = self.round % self.settings.eval_every == 0 or self.round == self.settings.rounds
-        if evaluates or stopped or self._checkpoint_round():
-            self._verify()
         if evaluates:
             self._evaluate()
         if self.round == self.settings.rounds:
             return
-        if stopped or self.stop():
+        if self.stop():
             raise Interrupted(self.round, self._checkpoint())
-        if self._checkpoint_round() or (evaluates and self._checkpoint_pays()):
+        if self._checkpoint_due(evaluates):
             self._checkpoint()
 
     def _next_event(self) -> int:
-        periods = [self.settings.eval_every]
-        if isinstance(self.settings.checkpoint_every, int) and self.settings.checkpoint_every:
-            periods.append(self.settings.checkpoint_every)
+        every = self.settings.checkpoint_every
+        periods = [self.settings.eval_every] + ([every] if isinstance(every, int) and every else [])
         return min(self.settings.rounds, *(self.round - self.round % period + period for period in periods))
 
     def _after_round(self, round: int) -> bool:
@@ -122,21 +117,20 @@ class Trainer:
             raise DivergedError(f"{error}; training stopped. {kept} A lower optimizer.lr may help.") from None
 
     def _evaluate(self) -> None:
+        counts = {name: right for name, (right,) in self.engine.correct([self._validation]).items()}
+        better = [name for name, right in counts.items() if right > self.best.get(name, (-1, 0))[0]]
+        self.best |= {name: (counts[name], self.round) for name in better}
+        self.engine.keep_best(better)
         series = self.engine.series()
-        nodes: dict[str, dict[str, Any]] = {}
-        for learner in self.learners:
-            name, right = learner.name, count_correct(learner.module, self._validation)
-            if name not in self.best or right > self.best[name][0]:
-                self.best[name] = (right, self.round)
-                learner.best = learner.weights()
-            recorded = series[name]
-            nodes[name] = {"validation_ACC": 100 * right / len(self._validation), "best_round": self.best[name][1]}
-            nodes[name] |= {key: fmean(values) for key, values in recorded.items() if key != "conflict"}
-            conflicts = recorded.get("conflict", [])
-            if conflicts:
-                nodes[name]["conflict_rate"] = fmean(conflicts)
-                self._conflicts[0] += sum(conflicts)
-                self._conflicts[1] += len(conflicts)
+        nodes = {}
+        for name in self.federation.roster.names:
+            nodes[name] = {
+                "validation_ACC": 100 * counts[name] / len(self._validation),
+                "best_round": self.best[name][1],
+                **{key: fmean(values) for key, values in series[name].items()},
+            }
+            conflicts = series[name].get("conflict_rate", [])
+            self._conflicts = (self._conflicts[0] + sum(conflicts), self._conflicts[1] + len(conflicts))
         entry = {
             "round": self.round,
             "nodes": nodes,
@@ -148,126 +142,96 @@ class Trainer:
         self._tell("on_evaluation", entry)
 
     def _finish(self) -> Result:
+        names = self.federation.roster.names
+        counts: dict[Which, list[list[int]]] = {}
+        rounds: dict[Which, list[int]] = {"last": [self.round] * len(names), "best": [self.best[n][1] for n in names]}
+        order: list[Which] = ["last", "best"]
+        for which in order:
+            self.engine.select(which)
+            right = self.engine.correct(self._tests)
+            counts[which] = [right[name] for name in names]
+            self._save_models(which, rounds[which])
+        selection = self.settings.selection
+        self.engine.select(selection)
+        self.engine.close()
         totals = [len(test) for test in self._tests]
-        last = self._test_counts()
-        self._save_models("last", dict.fromkeys(self.best, self.round))
-        last_weights = [learner.weights() for learner in self.learners]
-        for learner in self.learners:
-            assert learner.best is not None
-            learner.load_weights(learner.best)
-        best = self._test_counts()
-        self._save_models("best", {name: round for name, (_, round) in self.best.items()})
-        chosen, rounds = best, [self.best[name][1] for name in self.federation.roster.names]
-        if self.settings.selection == "last":
-            chosen, rounds = last, [self.round] * len(totals)
-            for learner, weights in zip(self.learners, last_weights, strict=True):
-                learner.load_weights(weights)
-        nodes = self.federation.nodes
-        results = node_results(
-            [node.name for node in nodes], [node.model_name for node in nodes], chosen, last, totals, rounds
+        nodes = node_results(
+            names,
+            [node.model_name for node in self.federation.nodes],
+            counts[selection],
+            counts["last"],
+            totals,
+            rounds[selection],
         )
-        for learner in self.learners:
-            learner.flat.release()
-        average, average_last = summarise(results)
+        average, average_last = summarise(nodes)
         result = Result(
             method=self.federation.method.name,
             seed=self.settings.seed,
             rounds=self.settings.rounds,
-            selection=self.settings.selection,
-            nodes=results,
+            selection=selection,
+            nodes=nodes,
             average=average,
             last=average_last,
-            matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in chosen],
+            matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in counts[selection]],
             bytes=self.engine.ledger.summary(self.settings.rounds),
-            conflict_rate=self._conflicts[0] / self._conflicts[1] if self._conflicts[1] else 0.0,
+            conflict_rate=self._conflicts[0] / max(self._conflicts[1], 1),
             seconds=round(self._clock.seconds, 3),
         )
         if self.directory:
             self.directory.write_result(result.to_dict())
         return result
 
-    def _test_counts(self) -> list[list[int]]:
-        return [[count_correct(learner.module, test) for test in self._tests] for learner in self.learners]
-
-    def _save_models(self, which: str, rounds: dict[str, int]) -> None:
+    def _save_models(self, which: Which, rounds: Sequence[int]) -> None:
         if self.directory:
-            for learner, node in zip(self.learners, self.federation.nodes, strict=True):
-                data = pack_model(learner.module, node, rounds[node.name], which)
-                self.directory.write_model(node.name, which, data)
+            weights = self.engine.state_dicts()
+            for node, taken in zip(self.federation.nodes, rounds, strict=True):
+                self.directory.write_model(node.name, which, pack_model(weights[node.name], node, taken, which))
 
-    def _checkpoint_round(self) -> bool:
+    def _checkpoint_due(self, evaluated: bool) -> bool:
         every = self.settings.checkpoint_every
-        return isinstance(every, int) and every > 0 and self.round % every == 0
-
-    def _checkpoint_pays(self) -> bool:
-        if self.settings.checkpoint_every != "auto" or self.directory is None:
-            return False
-        return self._clock.affords(sum(v.nbytes for learner in self.learners for v in learner.state().values()))
+        if every == "auto":
+            return evaluated and self._clock.affords_checkpoint(STATE_COPIES * self.engine.parameter_bytes)
+        return every > 0 and self.round % every == 0
 
     def _checkpoint(self) -> Path | None:
         if self.directory is None:
             return None
         with self._clock.checkpointing():
-            tensors = {
-                f"{learner.name}/{name}": value for learner in self.learners for name, value in learner.state().items()
-            }
             plain = {
-                "digest": self.federation.roster.digest.hex(),
+                "settings": self._fingerprint(),
                 "best": self.best,
                 "conflicts": self._conflicts,
                 "ledger": self.engine.ledger.state(),
                 "seconds": self._clock.seconds,
             }
-            path = self.directory.checkpoints.save(Checkpoint(self.round, tensors, plain))
+            path = self.directory.checkpoints.save(Checkpoint(self.round, self.engine.state(), plain))
         self._last_checkpoint = path
         self._tell("on_checkpoint", self.round, path)
         return path
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         plain = checkpoint.plain
-        if plain["digest"] != self.federation.roster.digest.hex():
-            raise RunError("the checkpoint is of a run with other nodes, method or settings")
-        for learner in self.learners:
-            prefix = f"{learner.name}/"
-            learner.restore({k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)})
+        if plain["settings"] != self._fingerprint():
+            raise RunError("the checkpoint is of a run with other nodes, models, method, optimizer or settings")
+        self.engine.restore(checkpoint.tensors)
         self.round = checkpoint.round
         self.best = {name: (right, round) for name, (right, round) in plain["best"].items()}
-        self._conflicts = plain["conflicts"]
+        self._conflicts = tuple(plain["conflicts"])
         self.engine.ledger.restore(plain["ledger"])
         self._clock.before = plain["seconds"]
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be gone on from."""
+        return {
+            "roster": self.federation.roster.digest.hex(),
+            "optimizer": self.federation.optimizer.model_dump(),
+            "dtype": self.settings.dtype,
+            "models": [node.model_name for node in self.federation.nodes],
+        }
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(*arguments)
-
-
-class _Clock:
-    """Seconds of training, over all the processes that a run took, and what checkpoints cost of them."""
-
-    def __init__(self) -> None:
-        self.before = 0.0
-        self._started = time.perf_counter()
-        self._spent = 0.0
-        self._last_cost: float | None = None
-
-    def start(self) -> None:
-        self._started = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return self.before + time.perf_counter() - self._started
-
-    def affords(self, size: int) -> bool:
-        """Whether another checkpoint of `size` bytes keeps all of them under their share of this process's time."""
-        cost = self._last_cost if self._last_cost is not None else 0.02 + size / 100e6  # a guess before the first
-        return self._spent + cost <= CHECKPOINT_SHARE * (time.perf_counter() - self._started)
-
-    @contextmanager
-    def checkpointing(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._last_cost = time.perf_counter() - began
-        self._spent += self._last_cost
 
 
 @contextmanager

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from fedh2l.domain import Samples
+from fedh2l.engines.base import Engine, Which
 from fedh2l.errors import DivergedError
 from fedh2l.learner import Learner
 from fedh2l.ledger import Ledger
 from fedh2l.messages import FAULTS, Posteriors, check_shape, faults
 from fedh2l.methods.base import Method
+from fedh2l.metrics import count_correct
 from fedh2l.roster import Roster
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Runs the rounds of a federation whose learners are all here.
 
     `learners` are in roster order. The order in which they take their turns within a phase makes no difference.
@@ -27,9 +30,10 @@ class LocalEngine:
         self.roster = roster
         self.ledger = Ledger()
         self._flags: list[tuple[Posteriors, Tensor]] = []
+        self._last: dict[str, dict[str, Tensor]] = {}
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
-        """Runs rounds `first` to `last`; returns the last one done, earlier if `keep_going(round)` says so."""
+        """Runs rounds one by one."""
         for round in range(first, last + 1):
             self._round(round)
             if not keep_going(round):
@@ -65,7 +69,7 @@ class LocalEngine:
         return message
 
     def verify(self) -> None:
-        """Refuses to go on from losses or messages that are not sound, naming the node and round where it began."""
+        """Reads all losses and flags at once, so that no round waits for the device."""
         found = []
         for learner in self.learners:
             for name, entries in learner.records.items():
@@ -84,7 +88,7 @@ class LocalEngine:
             raise DivergedError(f"node '{node}', round {round}: {what}")
 
     def series(self) -> dict[str, dict[str, list[float]]]:
-        """What each node recorded since the last call, and forgets it."""
+        """What each node recorded since the last call, scalar by scalar."""
         collected = {}
         for learner in self.learners:
             collected[learner.name] = {
@@ -93,3 +97,45 @@ class LocalEngine:
             }
             learner.records = {}
         return collected
+
+    def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
+        """Evaluates model after model."""
+        return {learner.name: [count_correct(learner.module, samples) for samples in sets] for learner in self.learners}
+
+    def keep_best(self, names: Iterable[str]) -> None:
+        """Copies weights."""
+        wanted = set(names)
+        for learner in self.learners:
+            if learner.name in wanted:
+                learner.best = learner.weights()
+
+    def select(self, which: Which) -> None:
+        """Swaps weights; the last ones are remembered when they first give way."""
+        if not self._last:
+            self._last = {learner.name: learner.weights() for learner in self.learners}
+        for learner in self.learners:
+            learner.load_weights(learner.best if which == "best" and learner.best else self._last[learner.name])
+
+    def state_dicts(self) -> dict[str, dict[str, Tensor]]:
+        """As torch gives them."""
+        return {learner.name: learner.module.state_dict() for learner in self.learners}
+
+    def state(self) -> dict[str, Tensor]:
+        """The states of all learners, each under its name."""
+        return {f"{learner.name}/{key}": v for learner in self.learners for key, v in learner.state().items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Hands each learner its own."""
+        for learner in self.learners:
+            prefix = f"{learner.name}/"
+            learner.restore({key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)})
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of all learners."""
+        return sum(learner.parameters.nbytes for learner in self.learners)
+
+    def close(self) -> None:
+        """Gives every parameter a storage of its own again."""
+        for learner in self.learners:
+            learner.flat.release()

@@ -122,7 +122,7 @@ class FedH2L(Method):
         g_pub = node.gradient(kl + ce if self.kl else ce)
         projection = self._projected(g_pub, g_loc)
         node.step(projection.gradient, "mutual", self._mutual_state)
-        node.record(round, ce=ce, kl=kl, conflict=projection.conflict, angle=projection.angle)
+        node.record(round, ce=ce, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
 
     def _remember(self, node: Learner, gradient: Tensor) -> None:
         """Keeps what the next mutual step needs to know of the local ones; called before the local step is taken."""

@@ -50,8 +50,6 @@ class Recipe:
             raise ModelError(f"{where} could not be built: {error}") from error
         if not isinstance(module, nn.Module):
             raise ModelError(f"{where}: its factory returned {type(module).__name__}, not an nn.Module")
-        if not any(p.requires_grad for p in module.parameters()):
-            raise ModelError(f"{where} has no parameters to train")
         return module
 
     def _find(self, where: str) -> Callable[..., Any]:
@@ -86,8 +84,12 @@ def _accepted(factory: Callable[..., Any]) -> set[str]:
     return {"**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters}
 
 
-def check_output(module: nn.Module, example: torch.Tensor, num_classes: int, where: str) -> None:
-    """Refuses a model that does not turn inputs `(n, …)` into logits `(n, num_classes)`."""
+def check_model(module: nn.Module, example: torch.Tensor, num_classes: int, where: str) -> None:
+    """Refuses a model with nothing to train, or that does not turn inputs `(n, …)` into logits `(n, num_classes)`."""
+    trainable = next((p for p in module.parameters() if p.requires_grad), None)
+    if trainable is None:
+        raise ModelError(f"{where} has no parameters to train")
+    example = example.to(trainable.device, trainable.dtype if example.is_floating_point() else None)
     was_training = module.training
     module.eval()
     try:

@@ -94,8 +94,8 @@ class Classifier(nn.Module):
         return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())
 
 
-def pack_model(module: nn.Module, node: Node, round: int, which: str) -> bytes:
-    """The bytes of a model file: weights and buffers, and how to build and feed the model."""
+def pack_model(weights: Mapping[str, Tensor], node: Node, round: int, which: str) -> bytes:
+    """The bytes of a model file: a state dict, and how to build and feed the model."""
     about = {
         "format": FORMAT,
         "node": node.name,
@@ -107,7 +107,7 @@ def pack_model(module: nn.Module, node: Node, round: int, which: str) -> bytes:
         "input_shape": node.input_shape,
         "preprocessing": dict(node.domain.preprocessing),
     }
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in module.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
     # One entry: safetensors writes several in any order, and equal models should be equal files.
     return save_tensors(tensors, metadata={METADATA: json.dumps(about, sort_keys=True)})
 

@@ -1,0 +1,68 @@
+"""What an engine is: the part of a run that knows where nodes are and how messages travel between them.
+
+A trainer drives an engine and never touches a node; a method is driven by an engine and never knows which.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from fedh2l.domain import Samples
+from fedh2l.ledger import Ledger
+
+Which = Literal["best", "last"]
+
+
+class Engine(ABC):
+    """Runs rounds, and answers questions about the nodes' models."""
+
+    ledger: Ledger
+    """What has crossed between the nodes so far."""
+
+    @abstractmethod
+    def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
+        """Runs rounds `first` to `last`; returns the last one done, earlier if `keep_going(round)` is false."""
+
+    @abstractmethod
+    def verify(self) -> None:
+        """Raises `DivergedError` if a loss or message since the last call was unsound, naming where it began."""
+
+    @abstractmethod
+    def series(self) -> dict[str, dict[str, list[float]]]:
+        """What each node recorded since the last call, scalar by scalar."""
+
+    @abstractmethod
+    def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
+        """For each node, how many samples of each set its model gets right."""
+
+    @abstractmethod
+    def keep_best(self, names: Iterable[str]) -> None:
+        """Remembers the present weights of these nodes as their best."""
+
+    @abstractmethod
+    def select(self, which: Which) -> None:
+        """Puts the best or last weights in every node's model, once all rounds are done."""
+
+    @abstractmethod
+    def state_dicts(self) -> dict[str, dict[str, Tensor]]:
+        """The state dict of each node's model, for saving."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next round depends on, for a checkpoint, under `node/…`."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` returned."""
+
+    @property
+    @abstractmethod
+    def parameter_bytes(self) -> int:
+        """The size of all nodes' parameters, to judge what a checkpoint will cost."""
+
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
+        """Gives back what the engine holds; models stay as they are."""
