@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=20, help="blocks of 50 rounds of each side")
     blocks = max(10, parser.parse_args().blocks)
     torch.set_num_threads(1)
-    config, _ = load_config(None, [f"run.rounds={BLOCK * (blocks + 2)}"])
+    config, _ = load_config(None, [f"run.rounds={BLOCK * (blocks + 2)}", "run.device=cpu"])
     bare = BareLoop()
     with tempfile.TemporaryDirectory() as folder:
         progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True))

@@ -19,7 +19,7 @@ from fedh2l.federation import Federation
 
 torch.set_num_threads(1)
 
-TINY = ["data.per_class=20", "run.eval_every=10", "run.batch_size=8"]
+TINY = ["run.device=cpu", "data.per_class=20", "run.eval_every=10", "run.batch_size=8"]
 MLPS = [f"nodes.{i}.model=mlp" for i in range(4)] + [f"nodes.{i}.model_args.hidden=[12]" for i in range(4)]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_engine import NOISY
 
 from fedh2l.rundir import RunDirectory
 from fedh2l.trainer import Trainer
+from test_engine import NOISY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]

@@ -38,7 +38,9 @@ class Learner:
     ) -> None:
         self.name = node.name
         self.classes = len(node.domain.classes)
-        self.module: nn.Module = node.build(secret).to(device, dtype)
+        module = node.build(secret)
+        self._home = next(module.parameters()).device
+        self.module: nn.Module = module.to(device, dtype)
         self.flat = FlatParameters(self.module)
         self.private = node.domain.private.to(device, dtype)
         self.seed_set = seed_set
@@ -161,6 +163,11 @@ class Learner:
         for name in {key.rpartition(".")[0] for key in records}:
             rounds, values = records[f"{name}.rounds"].tolist(), records[f"{name}.values"].unbind()
             self.records[name] = list(zip(rounds, values, strict=True))
+
+    def release(self) -> None:
+        """Leaves the module as any other: parameters with storages of their own, on the device it came from."""
+        self.flat.release()
+        self.module.to(self._home)
 
     def _set_mode(self, training: bool) -> None:
         """`module.train(training)`, without its cost for small models unless one of the layers redefines it."""

@@ -53,8 +53,8 @@ class Node:
         if isinstance(self.model, nn.Module):
             module = self.model
         else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(torch_seed("initial-weights", secret, self.name))
+            with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever the run's device
+                torch.default_generator.manual_seed(torch_seed("initial-weights", secret, self.name))
                 module = self._construct(where)
         example = self.domain.public.take(range(min(2, len(self.domain.public))))
         check_model(module, example.inputs, len(self.domain.classes), where)

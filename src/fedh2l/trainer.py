@@ -21,7 +21,7 @@ from fedh2l.federation import Federation
 from fedh2l.models.saved import pack_model
 from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
-from fedh2l.settings import resolve_device
+from fedh2l.settings import RunSettings, resolve_device
 
 STATE_COPIES = 9
 """A checkpoint holds about this many times the parameters: themselves, the best, two optimiser states of three."""
@@ -75,7 +75,7 @@ class Trainer:
 
     def run(self) -> Result:
         """Trains, and leaves in each node's module the model that the selection rule picks."""
-        with _torch_settings(self.settings.threads):
+        with _torch_settings(self.settings):
             self._clock.start()
             self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
             while self.round < self.settings.rounds:
@@ -235,12 +235,13 @@ class Trainer:
 
 
 @contextmanager
-def _torch_settings(threads: int) -> Iterator[None]:
+def _torch_settings(settings: RunSettings) -> Iterator[None]:
     """A run's number of threads, with torch's own generators left as they were found."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    device = resolve_device(settings.device)
+    torch.set_num_threads(settings.threads)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         torch.set_num_threads(before)

@@ -136,6 +136,6 @@ class LocalEngine(Engine):
         return sum(learner.parameters.nbytes for learner in self.learners)
 
     def close(self) -> None:
-        """Gives every parameter a storage of its own again."""
+        """Gives the modules back."""
         for learner in self.learners:
-            learner.flat.release()
+            learner.release()
