@@ -1,4 +1,4 @@
-"""The nearest teaching gradient that does not conflict with the local one: eqs. (7) to (13) of the paper.
+"""The nearest teaching gradient that does not conflict with the local one: eqs. (7) to (14) of the paper.
 
 The paper's dual problem has one variable and one bound, so its solution is closed,
 v* = max(0, −⟨g_pub, g_loc⟩ / ⟨g_loc, g_loc⟩), and g̃ = g_pub + v*·g_loc. Gradients are whole flattened models
@@ -28,7 +28,7 @@ class Projection(NamedTuple):
 
 
 def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
-    """g̃ of eq. (7): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
+    """g̃ of eq. (8): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
     pub_unit, loc_unit, pub_scale, _ = _rescaled(g_pub, g_loc)
     relation = _Relation.of(pub_unit, loc_unit)
     v = relation.conflict * -relation.inner / _nonzero(relation.loc_square)  # v*, for the rescaled gradients

@@ -111,7 +111,7 @@ class FedH2L(Method):
         return Posteriors.of(node.name, round, torch.softmax(node.predict(batch.inputs), -1), batch.labels)
 
     def receive(self, node: Learner, inbox: list[Message], round: int) -> None:
-        """Global mutual optimisation, eqs. (3) to (7)."""
+        """Global mutual optimisation, eqs. (3) to (8)."""
         g_loc = self._recall(node)
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
             if self._joint:

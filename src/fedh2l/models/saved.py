@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from fedh2l.errors import DataError, ModelError
+from fedh2l.errors import DataError, FedH2LError, ModelError
 from fedh2l.models.factory import Recipe
 from fedh2l.node import Node
 
@@ -126,7 +126,10 @@ def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
     if module is None:
         if not about["factory"]:
             raise ModelError(f"'{path}' was trained from a module that has no importable factory; pass model=…")
-        module = Recipe(about["factory"], about["arguments"]).build(len(classes), input_shape, f"'{path}'")
+        try:
+            module = Recipe(about["factory"], about["arguments"]).build(len(classes), input_shape, f"'{path}'")
+        except FedH2LError as error:
+            raise ModelError(f"{error}; if it cannot be built from here, pass model=…") from error
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:

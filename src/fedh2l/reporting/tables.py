@@ -13,19 +13,19 @@ from fedh2l.result import Result
 def result_table(result: Result, selection_rule: str) -> Table:
     """ACC, WDP and CDP of each node and on average, for the selected and the last models."""
     table = Table(title=f"{result.method}, {result.rounds} rounds, seed {result.seed}: test accuracy in %")
-    table.add_column("node")
+    table.add_column("node", no_wrap=True)
     table.add_column("model")
     for metric in METRICS:
         table.add_column(metric, justify="right")
-    table.add_column("from round", justify="right")
+    table.add_column("round", justify="right")
     for metric in METRICS:
-        table.add_column(f"{metric} (last)", justify="right", style="dim")
+        table.add_column(f"last {metric}", justify="right", style="dim")
     for node in result.nodes:
         selected = [f"{value:.2f}" for value in (node.ACC, node.WDP, node.CDP)]
         table.add_row(node.name, node.model, *selected, str(node.round), *_numbers(node.last))
     table.add_section()
     table.add_row("average", "", *_numbers(result.average), "", *_numbers(result.last), style="bold")
-    table.caption = f"Selected: {selection_rule}. ACC: all domains, WDP: the node's own, CDP: the others'."
+    table.caption = f"Selected: {selection_rule}; round: when it was taken. ACC: all domains, WDP: the node's own, CDP: the others'."
     return table
 
 
