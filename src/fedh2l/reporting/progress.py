@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from fedh2l.callbacks import Callback
 from fedh2l.result import Result
+
+SHOWN_NODES = 8
+"""With more nodes than this, their range is shown instead of each."""
 
 
 class _Rate(ProgressColumn):
@@ -27,44 +30,51 @@ class LiveProgress(Callback):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.progress = Progress(
+        self._progress = Progress(
             TextColumn("round {task.completed}/{task.total}"),
             BarColumn(bar_width=24),
             _Rate(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[validation]}"),
+            TimeRemainingColumn(),
+            TextColumn("left", style="dim"),
             console=console,
-            disable=not console.is_terminal,
         )
-        self._task = self.progress.add_task("", total=1, validation="")
+        self._validation = Text("", no_wrap=True, overflow="ellipsis")
+        self._task = self._progress.add_task("", total=1)
+        self._live = Live(Group(self._progress, self._validation), console=console, refresh_per_second=8)
         self._shown = 0.0
 
     def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
         """Shows the bar, where the run stands."""
-        self.progress.update(self._task, total=rounds, completed=first_round - 1)
-        self.progress.start()
+        self._progress.update(self._task, total=rounds, completed=first_round - 1)
+        if self.console.is_terminal:
+            self._live.start()
 
     def on_round(self, round: int) -> None:
         """Moves the bar, at most ten times a second."""
         now = time.monotonic()
         if now - self._shown > 0.1:
             self._shown = now
-            self.progress.update(self._task, completed=round)
+            self._progress.update(self._task, completed=round)
 
     def on_evaluation(self, metrics: dict[str, Any]) -> None:
         """Shows how each node does on everybody's validation data."""
-        accuracies = " ".join(f"{name} {node['validation_ACC']:.1f}" for name, node in metrics["nodes"].items())
-        self.progress.update(self._task, completed=metrics["round"], validation=f"validation ACC  {accuracies}")
+        text = f"validation ACC  {_summary({n: node['validation_ACC'] for n, node in metrics['nodes'].items()})}"
+        self._progress.update(self._task, completed=metrics["round"])
+        self._validation.plain = text
         if not self.console.is_terminal:
-            self.console.print(f"round {metrics['round']}: validation ACC {accuracies}", highlight=False)
-
-    def on_checkpoint(self, round: int, path: Path) -> None:
-        """Says nothing: checkpoints are not news."""
+            self.console.print(f"round {metrics['round']}: {text}", highlight=False, soft_wrap=True)
 
     def on_end(self, result: Result) -> None:
-        """Takes the bar away."""
+        """Leaves the bar as it stands."""
         self.close()
 
     def close(self) -> None:
-        """Takes the bar away, also after an error."""
-        self.progress.stop()
+        """Ends the live view, also after an error."""
+        self._live.stop()
+
+
+def _summary(accuracies: dict[str, float]) -> str:
+    if len(accuracies) <= SHOWN_NODES:
+        return "  ".join(f"{name} {accuracy:.1f}" for name, accuracy in accuracies.items())
+    values = sorted(accuracies.values())
+    return f"{values[0]:.1f} to {values[-1]:.1f}, median {values[len(values) // 2]:.1f} of {len(values)} nodes"

@@ -25,7 +25,10 @@ def result_table(result: Result, selection_rule: str) -> Table:
         table.add_row(node.name, node.model, *selected, str(node.round), *_numbers(node.last))
     table.add_section()
     table.add_row("average", "", *_numbers(result.average), "", *_numbers(result.last), style="bold")
-    table.caption = f"Selected: {selection_rule}; round: when it was taken. ACC: all domains, WDP: the node's own, CDP: the others'."
+    table.caption = (
+        f"Selected: {selection_rule}; round: when it was taken. "
+        "ACC: all domains, WDP: the node's own, CDP: the others'."
+    )
     return table
 
 
