@@ -88,6 +88,29 @@ def test_initial_weights_follow_seed_and_name():
     assert first.matrix == second.matrix
 
 
+def test_lazy_layers_get_addressed_weights():
+    def lazy(num_classes):
+        return nn.Sequential(nn.LazyLinear(6), nn.Tanh(), nn.LazyLinear(num_classes))
+
+    one, two = (fedh2l.train(nodes(2, lazy), rounds=5, eval_every=5).to_dict() for _ in range(2))
+    assert {**one, "seconds": 0} == {**two, "seconds": 0}
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self, num_classes):
+            super().__init__()
+            self.first, self.second, self.out = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, num_classes)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.out(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+    given = [fedh2l.Node(f"n{i}", Tied(3), blobs(f"n{i}", seed=i)) for i in range(2)]
+    fedh2l.train(given, rounds=5)
+    assert given[0].model.second.weight is given[0].model.first.weight
+
+
 def test_resume_from_python(tmp_path):
     class CrashError(Exception):
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -54,6 +55,24 @@ def test_a_run_and_what_it_leaves(cli, tmp_path):
     other = json.loads(cli("evaluate", "one", "--node", "M20", "--data", "angles=[20,200]", "--json").stdout)
     assert other["accuracy"]["M20"]["M20"] == result["nodes"][1]["WDP"]
     assert cli("evaluate", "one", "--node", "M7").returncode == 2
+
+
+def test_the_live_view(tmp_path):
+    """On a terminal: round, rounds a second, time left, validation ACC of each node."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fedh2l", "run", "--rounds", "40", *SMALL]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:  # what a pseudo-terminal raises when the other side is gone
+            break
+    assert process.wait() == 0
+    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
+    assert re.search(r"round 40/40 .* rounds/s \d:\d\d:\d\d left", text)
+    assert re.search(r"validation ACC  M0 \d+\.\d  M20 \d+\.\d  M40 \d+\.\d  M60 \d+\.\d", text)
 
 
 def test_default_directories_are_new(cli, tmp_path):

@@ -71,6 +71,13 @@ def test_losses_stack_and_read_nothing():
         for k, single in enumerate(mutual_losses(logits[i], lesson)):
             torch.testing.assert_close(stacked[k][i], single)
             torch.testing.assert_close(broadcast[k][i], single)
+    whole = Lesson.of([message, message], [batch, batch])
+    many = Posteriors("", 1, message.values.expand(3, 6, 4), message.correct.expand(3))
+    samples = Samples(batch.inputs.expand(3, 6, 2), batch.labels.expand(3, 6))
+    stacked_lesson = Lesson.of([many, many], [samples, samples])
+    for name, part in whole._asdict().items():
+        expected = part if name == "weight" else part.expand(3, *part.shape)
+        assert torch.equal(getattr(stacked_lesson, name), expected), name
     with FakeTensorMode() as mode:
         fake = Lesson(*(mode.from_tensor(part) for part in lesson))
         assert mutual_losses(torch.randn(6, 4), fake)[0].shape == ()

@@ -58,14 +58,14 @@ class Posteriors:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and classes."""
-        return self.values.shape[0], self.values.shape[1]
+        return self.values.shape[-2], self.values.shape[-1]
 
     @property
     def accuracy(self) -> Tensor:
         """The teacher's confidence Acc of eq. (3), in 0…1, `()`."""
         if self.correct is None:
             raise MessageError(f"the signal of '{self.sender}' has no count of correct answers")
-        return self.correct.to(torch.float64) / self.values.shape[0]
+        return self.correct.to(torch.float64) / self.values.shape[-2]
 
     @property
     def payload_size(self) -> int:

@@ -50,14 +50,11 @@ class Node:
     def build(self, secret: str) -> nn.Module:
         """The module, checked on one batch; its initial weights come from the node's secret."""
         where = f"node '{self.name}': model '{self.model_name}'"
-        if isinstance(self.model, nn.Module):
-            module = self.model
-        else:
-            with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever the run's device
-                torch.default_generator.manual_seed(torch_seed("initial-weights", secret, self.name))
-                module = self._construct(where)
         example = self.domain.public.take(range(min(2, len(self.domain.public))))
-        check_model(module, example.inputs, len(self.domain.classes), where)
+        with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever the run's device
+            torch.default_generator.manual_seed(torch_seed("initial-weights", secret, self.name))
+            module = self.model if isinstance(self.model, nn.Module) else self._construct(where)
+            check_model(module, example.inputs, len(self.domain.classes), where)  # lazy layers draw weights here
         return module
 
     def _construct(self, where: str) -> nn.Module:

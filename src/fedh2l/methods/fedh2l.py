@@ -168,7 +168,8 @@ class FedH2L(Method):
 class Lesson(NamedTuple):
     """What a student learns from in one mutual step: the rows of all its teachers, one after the other.
 
-    Rows rather than teachers are the unit, so public batches may differ in size.
+    Rows rather than teachers are the unit, so public batches may differ in size. All but `weight` may have a leading
+    dimension of students that are stacked.
     """
 
     inputs: Tensor
@@ -185,14 +186,15 @@ class Lesson(NamedTuple):
     @staticmethod
     def of(inbox: list[Message], batches: list[Samples]) -> Lesson:
         """The signals of an inbox beside the public batches that they speak of."""
-        inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
-        sizes = [len(batch) for batch in batches]
+        rows = batches[0].labels.dim() - 1  # where rows are counted: behind the dimension of nodes, if there is one
+        sizes = [batch.labels.shape[-1] for batch in batches]
+        shares = [torch.full((n,), 1 / (len(sizes) * n), dtype=torch.float64) for n in sizes]
         return Lesson(
-            inputs,
-            labels,
-            teacher=torch.cat([message.values for message in inbox]),
-            confidence=torch.cat([m.accuracy.expand(n) for m, n in zip(inbox, sizes, strict=True)]),
-            weight=torch.cat([labels.new_full((n,), 1 / (len(sizes) * n), dtype=torch.float64) for n in sizes]),
+            inputs=torch.cat([batch.inputs for batch in batches], rows),
+            labels=torch.cat([batch.labels for batch in batches], rows),
+            teacher=torch.cat([message.values for message in inbox], -2),
+            confidence=torch.cat([m.accuracy.unsqueeze(-1).expand(m.values.shape[:-1]) for m in inbox], -1),
+            weight=torch.cat(shares).to(batches[0].labels.device),
         )
 
 
