@@ -128,6 +128,69 @@ def test_resume_from_python(tmp_path):
     assert {**result, "seconds": 0} == {**expected, "seconds": 0}
 
 
+def test_one_script_starts_resumes_and_ends(tmp_path):
+    def script(callbacks=()):
+        given = [fedh2l.Node(f"n{i}", tiny_net(), blobs(f"n{i}", seed=i)) for i in range(2)]
+        result = fedh2l.train(
+            given, "fedh2l", rounds=12, eval_every=4, checkpoint_every=4, out=tmp_path / "run", resume=True,
+            callbacks=callbacks,
+        )  # fmt: skip
+        return result, given
+
+    class Stop(fedh2l.Callback):
+        def on_round(self, round):
+            if round == 10:
+                raise KeyboardInterrupt
+
+    torch.manual_seed(0)
+    with pytest.raises(KeyboardInterrupt):
+        script([Stop()])
+    result, trained = script()
+    again, recalled = script()  # it has ended: nothing is trained, and the modules hold what was selected
+    assert again == result
+    x = trained[0].domain.test.inputs
+    assert torch.equal(trained[1].model(x), recalled[1].model(x))
+    with pytest.raises(RunError, match="belongs to another run"):
+        fedh2l.train(nodes(2), rounds=1, out=tmp_path / "run")
+
+
+def test_going_on_with_other_data_is_refused(tmp_path):
+    class Stop(fedh2l.Callback):
+        def on_round(self, round):
+            if round == 5:
+                raise KeyboardInterrupt
+
+    options = {"rounds": 9, "checkpoint_every": 3, "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        fedh2l.train(nodes(2), callbacks=[Stop()], **options)
+    changed = [fedh2l.Node(f"n{i}", Net, blobs(f"n{i}", 0.3 * i, seed=7 + i)) for i in range(2)]
+    with pytest.raises(RunError, match="another data; give what it was started with"):
+        fedh2l.train(changed, resume=True, **options)
+    assert fedh2l.train(nodes(2), resume=True, **options).rounds == 9
+
+
+class Switch(nn.Module):
+    """Its argument changes what it computes, but not the shape of its weights."""
+
+    def __init__(self, activation: str = "relu") -> None:
+        super().__init__()
+        self.hidden, self.out, self.activation = nn.Linear(2, 8), nn.Linear(8, 3), getattr(torch, activation)
+
+    def forward(self, x):
+        return self.out(self.activation(self.hidden(x)))
+
+
+def test_a_model_that_would_compute_something_else_is_not_loaded(tmp_path):
+    given = [fedh2l.Node(f"n{i}", Switch("tanh"), blobs(f"n{i}", seed=i)) for i in range(2)]
+    given.append(fedh2l.Node("n2", Switch, blobs("n2"), {"activation": "tanh"}))
+    fedh2l.train(given, rounds=40, eval_every=20, out=tmp_path / "run", optimizer=fedh2l.Optimizer(lr=0.05))
+    with pytest.raises(ModelError, match="computes something else"):
+        fedh2l.load(tmp_path / "run", "n0")
+    x = given[0].domain.test.inputs
+    for loaded in (fedh2l.load(tmp_path / "run", "n0", model=Switch("tanh")), fedh2l.load(tmp_path / "run", "n2")):
+        assert loaded(x).shape == (len(x), 3)
+
+
 def test_callbacks_hear_of_everything(tmp_path):
     heard = []
 
@@ -221,8 +284,10 @@ def test_other_mistakes_are_named(tmp_path):
     fedh2l.train(nodes(), rounds=1, out=tmp_path / "run")
     with pytest.raises(RunError, match="no node 'n9'"):
         fedh2l.load(tmp_path / "run", "n9")
-    with pytest.raises(ValueError, match="interval"):
+    with pytest.raises(ConfigError, match=r"FedH2L\.interval = -1: it should be greater than or equal to 0"):
         fedh2l.FedH2L(interval=-1)
+    with pytest.raises(ConfigError, match=r"optimizer=fedh2l\.Optimizer\(lr=…\)"):
+        fedh2l.train(nodes(), lr=0.1)
 
 
 def test_prediction_from_files(tmp_path):

@@ -55,6 +55,7 @@ def test_a_run_and_what_it_leaves(cli, tmp_path):
     other = json.loads(cli("evaluate", "one", "--node", "M20", "--data", "angles=[20,200]", "--json").stdout)
     assert other["accuracy"]["M20"]["M20"] == result["nodes"][1]["WDP"]
     assert cli("evaluate", "one", "--node", "M7").returncode == 2
+    assert "may have been trained on" in cli("evaluate", "one", "--data", "splits=aligned").stderr
 
 
 def test_the_live_view(tmp_path):
@@ -166,6 +167,16 @@ def test_killed_before_the_first_checkpoint(cli, tmp_path, undisturbed):
     assert equal(result_of(done), undisturbed[0])
 
 
+def test_two_processes_do_not_run_the_same_run(cli, tmp_path):
+    process = start(tmp_path, "--rounds", "100000", *SMALL, "--set", "run.checkpoint_every=25", "--out", "run")
+    wait_for(lambda: list(tmp_path.glob("run/checkpoints/round-*.ckpt")), process)
+    second = cli("run", "--resume", "run")
+    process.kill()
+    process.communicate()
+    assert second.returncode == 2
+    assert "another process is running 'run'" in second.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_says_how_to_go_on(cli, tmp_path, undisturbed, number):
     process = start(tmp_path, *LONG, "--out", "run")
@@ -210,7 +221,11 @@ BAD = {
     "not TOML": (["bad.toml"], "'bad.toml' is not valid TOML"),
     "set without equals": (["--set", "method.interval"], "write --set section.key=value"),
     "set of a section": (["--set", "method=3"], "write --set section.key=value"),
-    "set of no node": (["--set", "nodes.9.model=mlp"], "'9' is not a node; use 0 to 3"),
+    "set of no node": (["--set", "nodes.9.model=mlp"], "'9' is not a node; use a name or 0 to 3"),
+    "set of no name": (["--set", "nodes.M9.model=mlp"], "'M9' is not a node; use a name or 0 to 3"),
+    "a path with slashes": (["--set", "nodes.M0.model=own/nets.py:Net"], "'own.nets:Net'"),
+    "a key outside": (["flat.toml"], "rounds stands in no section; write it under [run]"),
+    "nodes that are no tables": (["nodes.toml"], "nodes.0 = 'a': it should be a table"),
     "resume of nothing": (["--resume", "nowhere"], "--resume nowhere: there is no such run"),
     "resume of no run": (["--resume", "."], "is not a run"),
     "resume with changes": (["--resume", "old", "--rounds", "9"], "give no other settings"),
@@ -237,6 +252,8 @@ def test_bad_input(monkeypatch, capsys, tmp_path, mistake):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     (tmp_path / "bad.toml").write_text("[run\nrounds = 3")
+    (tmp_path / "flat.toml").write_text("rounds = 3")
+    (tmp_path / "nodes.toml").write_text('nodes = ["a", "b"]')
     (tmp_path / "old").mkdir()
     (tmp_path / "old/config.toml").write_text("")
     (tmp_path / "full").mkdir()
@@ -270,6 +287,15 @@ def test_another_method_drops_the_files_parameters(tmp_path):
     assert raw["method"]["interval"] == 5
     assert _choose_method(raw, "other") == ["--method other: the file's [method] keys are left out: interval, kl"]
     assert raw["method"] == {"name": "other"}
+
+
+def test_the_example_of_ones_own(cli):
+    example = Path(__file__).parent.parent / "examples" / "own" / "federation.toml"
+    result = result_of(cli("run", example, "--rounds", 200, "--out", "run", "--json"))
+    assert [node["name"] for node in result["nodes"]] == ["site0", "site1", "north"]
+    alone = ["--set", "method.interval=0", "--set", "method.local_data=private+own-public"]
+    solo = result_of(cli("run", example, "--rounds", 200, *alone, "--out", "alone", "--json"))
+    assert result["average"]["CDP"] > solo["average"]["CDP"] + 5
 
 
 def test_nan_exits_with_1(cli):

@@ -40,10 +40,13 @@ def test_private_and_public_together_do_not_depend_on_alpha():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"public": (torch.rand(0, 2), torch.zeros(0))}, "public data is empty"),
+        ({"public": (torch.rand(0, 2), torch.zeros(0, dtype=torch.long))}, "public data is empty"),
         ({"test": (torch.rand(3, 2), torch.tensor([0, 1, 9]))}, "labels outside"),
         ({"test": (torch.rand(3, 5), torch.tensor([0, 1, 2]))}, "shape"),
         ({"test": (torch.rand(2, 2), torch.tensor([0, 1, 2]))}, "2 inputs but 3 labels"),
+        ({"test": (torch.rand(2, 2), torch.tensor([0.5, 1.5]))}, "class indices"),
+        ({"test": (torch.rand(2, 2), np.array(["a", "b"]))}, "tuple"),
+        ({"test": [torch.rand(4, 2), torch.zeros(4)]}, "tuple"),
         ({"private": (torch.full((3, 2), float("nan")), torch.tensor([0, 1, 2]))}, "NaN"),
     ],
 )
@@ -52,3 +55,13 @@ def test_bad_data_is_refused(change, reason):
     parts = {"private": good.private, "public": good.public, "validation": good.validation, "test": good.test}
     with pytest.raises(DataError, match=reason):
         fedh2l.Domain("a", good.classes, **{**parts, **change})
+
+
+def test_a_number_of_classes_names_them():
+    domain = fedh2l.Domain.split((torch.rand(60, 2), torch.arange(60) % 3), "a", classes=3)
+    assert domain.classes == ("0", "1", "2")
+
+
+def test_split_notices_a_missing_label():
+    with pytest.raises(DataError, match="60 inputs but 59 labels"):
+        fedh2l.Domain.split((torch.rand(60, 2), torch.arange(59) % 3), "a", classes=3)

@@ -6,6 +6,7 @@ by mutual distillation, as far as that does not conflict with their own data. Se
 
 from fedh2l.api import load, train
 from fedh2l.callbacks import Callback
+from fedh2l.data.splits import Shares
 from fedh2l.domain import Domain, Samples
 from fedh2l.errors import FedH2LError
 from fedh2l.methods.fedh2l import FedH2L
@@ -23,6 +24,7 @@ __all__ = [
     "Optimizer",
     "Result",
     "Samples",
+    "Shares",
     "__version__",
     "load",
     "train",

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from torch import nn
 
 from fedh2l.callbacks import Callback
-from fedh2l.config import FROM_PYTHON, check_section
-from fedh2l.errors import ModelError, RunError, did_you_mean
+from fedh2l.config import FROM_PYTHON, make_method
+from fedh2l.errors import ConfigError, ModelError, RunError, did_you_mean
 from fedh2l.federation import Federation
 from fedh2l.methods.base import Method
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.models.saved import Classifier, load_model
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
+from fedh2l.reporting.progress import LiveProgress
 from fedh2l.result import Result
-from fedh2l.rundir import RunDirectory
+from fedh2l.rundir import CONFIG, RunDirectory
 from fedh2l.settings import RunSettings
 from fedh2l.toml import toml_value
 from fedh2l.trainer import Trainer
@@ -26,33 +28,53 @@ from fedh2l.trainer import Trainer
 
 def train(
     nodes: Sequence[Node],
-    method: Method | None = None,
+    method: Method | str | None = None,
     rounds: int = 2000,
     seed: int = 0,
     *,
     optimizer: OptimizerSettings | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    progress: bool = False,
     callbacks: Sequence[Callback] = (),
     **run: Any,
 ) -> Result:
     """Trains a federation and returns how every node's model does on everybody's test data.
 
     Afterwards each module given in `nodes` holds the selected model. With `out`, a run directory is written, whose
-    models `load` reads, and `resume=True` goes on with it after an interruption. Further keywords are the keys of the
+    models `load` reads; with `resume=True` as well, a run that was interrupted goes on, one that has ended is not
+    trained again, and one that is not there yet starts. `progress` shows a bar. Further keywords are the keys of the
     `[run]` section: batch_size, device, threads, dtype, eval_every, checkpoint_every, selection.
     """
-    settings = check_section(RunSettings, {"rounds": rounds, "seed": seed, **run}, "run").resolved()
-    federation = Federation(list(nodes), method or FedH2L(), settings, optimizer or OptimizerSettings())
-    trainer = Trainer(federation, callbacks=callbacks)
-    if out is not None and resume:
-        trainer.directory = RunDirectory.open(out)
-        trainer.resume()
-    elif out is not None:
-        trainer.directory = RunDirectory.claim(out, _describe(federation))
-    elif resume:
+    for key in set(run) & set(OptimizerSettings.model_fields):
+        raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")
+    settings = RunSettings.read({"rounds": rounds, "seed": seed, **run}, "run").resolved()
+    chosen = make_method({"name": method}) if isinstance(method, str) else method or FedH2L()
+    federation = Federation(list(nodes), chosen, settings, optimizer or OptimizerSettings())
+    if resume and out is None:
         raise RunError("resume=True needs out=…, the directory of the run to go on with")
-    return trainer.run()
+    exists = out is not None and (Path(out) / CONFIG).exists()
+    if resume and exists and (ended := RunDirectory.open(str(out)).result()):
+        return _recall(federation, str(out), Result.from_dict(ended))
+    shown = [LiveProgress(Console(stderr=True))] if progress else []
+    trainer = Trainer(federation, callbacks=[*shown, *callbacks])
+    if out is not None:
+        trainer.directory = RunDirectory(out) if resume and exists else RunDirectory.claim(out, _describe(federation))
+    if resume:
+        trainer.resume()
+    try:
+        return trainer.run()
+    finally:
+        for view in shown:
+            view.close()
+
+
+def _recall(federation: Federation, out: str, result: Result) -> Result:
+    """The result of a run that has ended, with its models in the modules that were given."""
+    for node in federation.nodes:
+        if isinstance(node.model, nn.Module):
+            load(out, node.name, result.selection, node.model)
+    return result
 
 
 def load(run: str | Path, node: str, which: str = "best", model: nn.Module | None = None) -> Classifier:
@@ -67,7 +89,7 @@ def load(run: str | Path, node: str, which: str = "best", model: nn.Module | Non
     if not path.exists():
         names = directory.nodes()
         if not names:
-            raise RunError(f"'{run}' has no models yet: it has not ended; go on with it by --resume {run}")
+            raise RunError(f"'{run}' has no models yet: it has not ended; resume it")
         raise RunError(f"'{run}' has no node '{node}'.{did_you_mean(node, names)}")
     return load_model(path, model)
 
@@ -81,7 +103,10 @@ def _describe(federation: Federation) -> str:
         "optimizer": federation.optimizer.model_dump(exclude_none=True),
     }
     tables = [(f"[{name}]", values) for name, values in sections.items()]
-    tables += [("[[nodes]]", {"name": node.name, "model": node.model_name}) for node in federation.nodes]
+    tables += [
+        ("[[nodes]]", {"name": node.name, "model": node.model_name, "model_args": dict(node.model_args)})
+        for node in federation.nodes
+    ]
     return "\n".join(
         f"{head}\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items())
         for head, values in tables

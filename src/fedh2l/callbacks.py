@@ -9,7 +9,7 @@ from fedh2l.result import Result
 
 
 class Callback:
-    """Override what you want to hear of; nothing a callback does changes the training.
+    """Override what you want to hear of. A callback looks on: it cannot change the training, only end it by raising.
 
     `on_round` is called in every round and should be quick.
     """

@@ -6,9 +6,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from fedh2l.data.base import Dataset, FunctionDataset
 from fedh2l.data.registry import DATASETS
@@ -18,7 +18,8 @@ from fedh2l.methods.base import Method
 from fedh2l.methods.registry import METHODS
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
-from fedh2l.plugins import is_path
+from fedh2l.plugins import is_path, search
+from fedh2l.section import Section
 from fedh2l.settings import RunSettings
 
 SECTIONS = ("run", "data", "method", "optimizer", "nodes")
@@ -26,13 +27,12 @@ FROM_PYTHON = "python"
 """`data.name` of a run whose data was handed over in Python."""
 
 Raw = dict[str, Any]
-Section = TypeVar("Section", bound=BaseModel)
 
 
-class NodeSettings(BaseModel):
+class NodeSettings(Section):
     """One `[[nodes]]` entry."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     name: str = Field(description="the node's name")
     domain: str | None = Field(None, description="the domain it holds; the one of the node's name if not given")
@@ -93,20 +93,22 @@ def load_config(
     `overrides` are `section.key=value`; `method` and `run` come from options of the command line and win over them.
     """
     raw = read_toml(source) if source else {}
+    if source:
+        search(str(source.absolute().parent))
     notices = _choose_method(raw, method)
     changes = [_parse_override(text) for text in overrides]
     for path, value in changes:
         if path[0] != "nodes":
             _apply(raw, path, value)
     raw.setdefault("run", {}).update({key: value for key, value in (run or {}).items() if value is not None})
-    settings = check_section(RunSettings, raw["run"], "run").resolved()
+    settings = RunSettings.read(raw["run"], "run").resolved()
     data = _dataset(raw.get("data", {}))
     nodes = _nodes(raw.get("nodes"), data, settings.seed, [c for c in changes if c[0][0] == "nodes"])
     config = Config(
         settings,
         data,
         make_method(raw.get("method", {})),
-        check_section(OptimizerSettings, raw.get("optimizer", {}), "optimizer"),
+        OptimizerSettings.read(raw.get("optimizer", {}), "optimizer"),
         nodes,
     )
     return config, notices
@@ -123,6 +125,8 @@ def read_toml(path: Path) -> Raw:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"'{path}' is not valid TOML: {error}") from error
     for name, section in raw.items():
+        if name in RunSettings.model_fields and not isinstance(section, dict):
+            raise ConfigError(f"'{path}': {name} stands in no section; write it under [run]")
         _check_section_name(name)
         if not isinstance(section, list if name == "nodes" else dict):
             raise ConfigError(f"'{path}': write {name} as a section, [[nodes]]" if name == "nodes" else
@@ -169,9 +173,11 @@ def _apply(raw: Any, path: Sequence[str], value: Any) -> None:
     here = raw
     for step in path[:-1]:
         if isinstance(here, list):
-            if not step.isdigit() or int(step) >= len(here):
-                raise ConfigError(f"--set {'.'.join(path)}: '{step}' is not a node; use 0 to {len(here) - 1}")
-            here = here[int(step)]
+            names = [entry.get("name") for entry in here]
+            place = names.index(step) if step in names else int(step) if step.isdigit() else len(here)
+            if place >= len(here):
+                raise ConfigError(f"--set {'.'.join(path)}: '{step}' is not a node; use a name or 0 to {len(here) - 1}")
+            here = here[place]
         else:
             here = here.setdefault(step, {})
         if not isinstance(here, (dict, list)):
@@ -195,7 +201,7 @@ def _dataset(raw: Raw) -> Dataset:
             f"data.name: unknown dataset '{name}'.{did_you_mean(name, DATASETS)} "
             f"Data of your own is 'package.module:function'."
         )
-    return check_section(DATASETS[name], values, "data")
+    return DATASETS[name].read(values, "data")
 
 
 def make_method(raw: Raw) -> Method:
@@ -204,7 +210,7 @@ def make_method(raw: Raw) -> Method:
     name = values.pop("name", "fedh2l")
     if name not in METHODS:
         raise ConfigError(f"method.name: unknown method '{name}'.{did_you_mean(str(name), METHODS)}")
-    return check_section(METHODS[name], values, "method")
+    return METHODS[name].read(values, "method")
 
 
 def _nodes(
@@ -213,24 +219,4 @@ def _nodes(
     entries = raw if raw is not None else [{"name": name} for name in data.domain_names(seed)]
     for path, value in changes:
         _apply({"nodes": entries}, path, value)
-    return tuple(check_section(NodeSettings, entry, f"nodes.{place}") for place, entry in enumerate(entries))
-
-
-def check_section(model: type[Section], values: Any, where: str) -> Section:
-    """A section's values as its model; what is wrong is said with the key, and what would be right."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        problems = [_problem(model, problem, where) for problem in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
-
-
-def _problem(model: type[BaseModel], problem: Any, where: str) -> str:
-    place = [str(step) for step in problem["loc"]]
-    key = f"{where}.{place[0]}" if place else where
-    if problem["type"] == "extra_forbidden":
-        return f"{key}: unknown key.{did_you_mean(place[0], model.model_fields)}"
-    if problem["type"] == "missing":
-        return f"{key}: this key is required"
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
-    return f"{key} = {problem['input']!r}: {message}"
+    return tuple(NodeSettings.read(entry, f"nodes.{place}") for place, entry in enumerate(entries))

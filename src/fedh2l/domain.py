@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,21 +53,33 @@ class Samples:
         """
         if isinstance(source, Samples):
             return source
-        if isinstance(source, tuple) and len(source) == 2:
-            inputs, labels = (_tensor(part) for part in source)
-        else:
-            items = [source[i] for i in range(len(source))]
-            if not items:
-                raise DataError("a dataset with no samples was given")
-            inputs = torch.stack([_tensor(item[0]) for item in items])
-            labels = torch.as_tensor([int(item[1]) for item in items])
-        if inputs.dtype == torch.float64:
-            inputs = inputs.float()
-        return Samples(inputs, labels.long())
+        try:
+            if isinstance(source, tuple) and len(source) == 2:
+                inputs, labels = (_tensor(part) for part in source)
+            else:
+                items = [source[i] for i in range(len(source))]
+                inputs = torch.stack([_tensor(item[0]) for item in items])
+                labels = torch.as_tensor([int(item[1]) for item in items])
+        except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
+            raise DataError(
+                f"samples are a tuple (inputs, labels) or a dataset of (input, label) items of one shape: {error}"
+            ) from error
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise DataError(
+                f"labels are class indices, a whole number each, not {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        if len(inputs) != len(labels):
+            raise DataError(f"there are {len(inputs)} inputs but {len(labels)} labels")
+        return Samples(inputs.float() if inputs.dtype == torch.float64 else inputs, labels.long())
 
 
 def _tensor(part: Any) -> Tensor:
     return part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part))
+
+
+def class_names(classes: Sequence[str] | int) -> tuple[str, ...]:
+    """Names of classes, or as many as a number says, called 0, 1, 2, …"""
+    return tuple(map(str, range(classes) if isinstance(classes, int) else classes))
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,7 @@ class Domain:
     def __post_init__(self) -> None:
         for split in SPLITS:
             object.__setattr__(self, split, Samples.of(getattr(self, split)))
-        object.__setattr__(self, "classes", tuple(map(str, self.classes)))
+        object.__setattr__(self, "classes", class_names(self.classes))
         self._check()
 
     def _check(self) -> None:
@@ -95,8 +109,6 @@ class Domain:
         for split in SPLITS:
             samples: Samples = getattr(self, split)
             where = f"domain '{self.name}': its {split} data"
-            if len(samples.inputs) != len(samples.labels):
-                raise DataError(f"{where} has {len(samples.inputs)} inputs but {len(samples.labels)} labels")
             if len(samples) == 0:
                 raise DataError(f"{where} is empty; every split needs at least one sample")
             if samples.inputs.shape[1:] != shape:
@@ -111,11 +123,21 @@ class Domain:
             if samples.inputs.is_floating_point() and not bool(torch.isfinite(samples.inputs).all()):
                 raise DataError(f"{where} contains NaN or infinite inputs")
 
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all samples, to tell whether data is still the same."""
+        sha = hashlib.sha256()
+        for split in SPLITS:
+            samples: Samples = getattr(self, split)
+            for tensor in (samples.inputs, samples.labels):
+                sha.update(tensor.cpu().contiguous().numpy().tobytes())
+        return sha.hexdigest()
+
     @staticmethod
     def split(
         source: Any,
         name: str,
-        classes: Iterable[str],
+        classes: Sequence[str] | int,
         seed: int = 0,
         shares: Shares = DEFAULT_SHARES,
         preprocessing: Mapping[str, Any] | None = None,
@@ -125,4 +147,4 @@ class Domain:
         private, public, validation, test = (
             samples.take(part) for part in stratified_split(samples.labels.tolist(), shares, seed, name)
         )
-        return Domain(name, tuple(classes), private, public, validation, test, preprocessing or {})
+        return Domain(name, class_names(classes), private, public, validation, test, preprocessing or {})

@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
+
+from fedh2l.section import Section
 
 State = dict[str, Tensor]
 
 
-class OptimizerSettings(BaseModel):
+class OptimizerSettings(Section):
     """The `[optimizer]` section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Literal["amsgrad", "adam", "sgd"] = Field("amsgrad", description="update rule")
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False, description="rate of the local step (the paper's β)")

@@ -15,22 +15,32 @@ def is_path(name: str) -> bool:
     return ":" in name
 
 
+def search(folder: str) -> None:
+    """Lets modules in `folder` be named."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def import_object(path: str, where: str) -> Any:
-    """The object at `package.module:attribute`; modules in the working directory are found too.
+    """The object at `package.module:attribute`, also of a module in the working directory or beside a config file.
 
     `where` is the configuration key that holds the path, for the error message.
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{where}: '{path}' is not of the form 'package.module:attribute'")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    if "/" in module_name or module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").replace("/", ".")
+        raise ConfigError(f"{where}: write '{path}' with dots, as it would be imported: '{dotted}:{attribute}'")
+    search(os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
     except ImportError as error:
-        raise ConfigError(f"{where}: cannot import '{module_name}' ({error})") from error
+        raise ConfigError(
+            f"{where}: cannot import '{module_name}' ({error}); it should be installed, or in {os.getcwd()}"
+        ) from error
     except AttributeError as error:
         raise ConfigError(f"{where}: module '{module_name}' has no '{attribute}'") from error
     return found

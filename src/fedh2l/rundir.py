@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedh2l.checkpoints import CheckpointFolder, write_atomically
 from fedh2l.errors import RunError
+
+if sys.platform == "win32":
+    fcntl = None
+else:
+    import fcntl
 
 CONFIG, METRICS, RESULT, MODELS = "config.toml", "metrics.jsonl", "result.json", "models"
 
@@ -28,9 +36,7 @@ class RunDirectory:
             raise RunError(f"'{folder}' is a file; name a directory for the run")
         if folder.is_dir() and any(folder.iterdir()):
             if (folder / CONFIG).exists():
-                raise RunError(
-                    f"'{folder}' belongs to another run; go on with it by --resume {folder}, or name another"
-                )
+                raise RunError(f"'{folder}' belongs to another run; resume that one, or name another directory")
             raise RunError(f"'{folder}' is not empty; name a new directory for the run")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +64,17 @@ class RunDirectory:
         if not directory.config_path.is_file():
             raise RunError(f"'{path}' is not a run: it has no {CONFIG}")
         return directory
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps another process from running the same run meanwhile; a process that dies lets go."""
+        with open(self.config_path, "rb") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise RunError(f"another process is running '{self.path}'") from None
+            yield
 
     @property
     def config_path(self) -> Path:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from fedh2l.errors import ConfigError
+from fedh2l.section import Section
 
 
-class RunSettings(BaseModel):
+class RunSettings(Section):
     """The `[run]` section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     rounds: int = Field(2000, ge=1, description="rounds: one optimiser step on local data per node each")
     seed: int = Field(0, ge=0, description="everything random follows from it")

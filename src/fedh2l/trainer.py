@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +18,7 @@ from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.local import LocalEngine
 from fedh2l.errors import DivergedError, RunError
 from fedh2l.federation import Federation
-from fedh2l.models.saved import pack_model
+from fedh2l.models.saved import pack_model, probe
 from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
 from fedh2l.settings import RunSettings, resolve_device
@@ -70,12 +70,13 @@ class Trainer:
         if found is not None:
             self._last_checkpoint, checkpoint = found
             self._restore(checkpoint)
-        self.directory.cut_metrics(self.round)
         return found is not None
 
     def run(self) -> Result:
         """Trains, and leaves in each node's module the model that the selection rule picks."""
-        with _torch_settings(self.settings):
+        with self.directory.locked() if self.directory else nullcontext(), _torch_settings(self.settings):
+            if self.directory:
+                self.directory.cut_metrics(self.round)  # what a run that died wrote after its last checkpoint
             self._clock.start()
             self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
             while self.round < self.settings.rounds:
@@ -127,7 +128,7 @@ class Trainer:
             nodes[name] = {
                 "validation_ACC": 100 * counts[name] / len(self._validation),
                 "best_round": self.best[name][1],
-                **{key: fmean(values) for key, values in series[name].items()},
+                **{key: fmean(values) for key, values in sorted(series[name].items())},
             }
             conflicts = series[name].get("conflict_rate", [])
             self._conflicts = (self._conflicts[0] + sum(conflicts), self._conflicts[1] + len(conflicts))
@@ -184,8 +185,10 @@ class Trainer:
     def _save_models(self, which: Which, rounds: Sequence[int]) -> None:
         if self.directory:
             weights = self.engine.state_dicts()
+            said = self.engine.logits(probe(self.federation.nodes[0], self.settings.torch_dtype))
             for node, taken in zip(self.federation.nodes, rounds, strict=True):
-                self.directory.write_model(node.name, which, pack_model(weights[node.name], node, taken, which))
+                data = pack_model(weights[node.name], said[node.name], node, taken, which)
+                self.directory.write_model(node.name, which, data)
 
     def _checkpoint_due(self, evaluated: bool) -> bool:
         every = self.settings.checkpoint_every
@@ -211,8 +214,12 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         plain = checkpoint.plain
-        if plain["settings"] != self._fingerprint():
-            raise RunError("the checkpoint is of a run with other nodes, models, method, optimizer or settings")
+        now, then = self._fingerprint(), plain["settings"]
+        different = [key for key in now if now[key] != then.get(key)]
+        if different:
+            raise RunError(
+                f"the checkpoint is of a run with another {' and '.join(different)}; give what it was started with"
+            )
         self.engine.restore(checkpoint.tensors)
         self.round = checkpoint.round
         self.best = {name: (right, round) for name, (right, round) in plain["best"].items()}
@@ -223,10 +230,11 @@ class Trainer:
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be gone on from."""
         return {
-            "roster": self.federation.roster.digest.hex(),
+            "roster (nodes, seed, method or rounds)": self.federation.roster.digest.hex(),
             "optimizer": self.federation.optimizer.model_dump(),
             "dtype": self.settings.dtype,
             "models": [node.model_name for node in self.federation.nodes],
+            "data": [node.domain.digest for node in self.federation.nodes],
         }
 
     def _tell(self, event: str, *arguments: Any) -> None:

@@ -22,7 +22,7 @@ from fedh2l.methods.registry import METHODS
 from fedh2l.metrics import count_correct
 from fedh2l.models.factory import MODELS
 from fedh2l.models.saved import Classifier
-from fedh2l.reporting.tables import human_bytes, matrix_table
+from fedh2l.reporting.tables import human_bytes, matrix_table, short
 from fedh2l.rundir import RunDirectory
 from fedh2l.toml import to_toml
 
@@ -64,14 +64,13 @@ def check(
     federation = settings.federation()
     learners = federation.learners()
     table = Table(title=f"{settings.method.name} on {settings.data_name}, {settings.run.rounds} rounds")
-    for column in ("node", "domain", "model", "parameters", "private", "public", "validation", "test"):
-        table.add_column(column, justify="left" if column in ("node", "domain", "model") else "right")
+    for column in ("node", "model", "parameters", "private", "public", "val.", "test"):
+        table.add_column(column, justify="left" if column in ("node", "model") else "right")
     for node, learner in zip(federation.nodes, learners, strict=True):
         domain = node.domain
         sizes = [len(part) for part in (domain.private, domain.public, domain.validation, domain.test)]
-        table.add_row(
-            node.name, domain.name, node.model_name, f"{learner.parameters.numel():,}", *(f"{n:,}" for n in sizes)
-        )
+        name = node.name if node.name == domain.name else f"{node.name} ({domain.name})"
+        table.add_row(name, short(node.model_name), f"{learner.parameters.numel():,}", *(f"{n:,}" for n in sizes))
     err.print(table)
     rows = settings.method.public_batch_rows(settings.run.batch_size)
     classes = len(federation.nodes[0].domain.classes)
@@ -88,7 +87,8 @@ def evaluate(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Other data: a key of [data] to change, e.g. angles=[10,80]; repeatable."
+            metavar="KEY=VALUE",
+            help="Other data: a key of the data section to change, as angles=10, or a dataset; repeatable.",
         ),
     ] = None,
     which: Annotated[str, typer.Option(metavar="best|last", help="Which models.")] = "best",
@@ -98,6 +98,10 @@ def evaluate(
     opened = RunDirectory.open(directory)
     changes = [f"data.{change if '=' in change else 'name=' + change}" for change in data or ()]
     config, _ = load_config(opened.config_path, changes, run={"device": "auto"})
+    if changes:
+        notice(
+            "Other settings draw other splits: some of these samples, or others made of them, may have been trained on."
+        )
     domains = config.data.domains(config.run.seed)
     names = [node] if node else [entry.name for entry in config.nodes]
     matrix = {name: _accuracies(load(directory, name, which), domains) for name in names}

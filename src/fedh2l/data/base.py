@@ -7,19 +7,18 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import ConfigDict, PrivateAttr
 
-from fedh2l.errors import ConfigError, DataError
+from fedh2l.errors import ConfigError, DataError, FedH2LError
 from fedh2l.plugins import import_object
+from fedh2l.section import Section
 
 if TYPE_CHECKING:
     from fedh2l.domain import Domain
 
 
-class Dataset(BaseModel):
+class Dataset(Section):
     """A multi-domain dataset. Its fields are the keys of the `[data]` section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: ClassVar[str]
 
@@ -64,7 +63,12 @@ class FunctionDataset(Dataset):
             inspect.signature(function).bind(**arguments)
         except TypeError as error:
             raise ConfigError(f"[data]: {self.path} does not take these keys: {error}") from error
-        result = list(function(**arguments))
-        if not all(isinstance(domain, Domain) for domain in result):
-            raise DataError(f"data.name: {self.path} must return fedh2l.Domain objects")
-        return result
+        try:
+            result = function(**arguments)
+        except FedH2LError:
+            raise
+        except Exception as error:  # any function of a user's may fail in any way
+            raise DataError(f"data.name: {self.path} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(result, (list, tuple)) or not all(isinstance(domain, Domain) for domain in result):
+            raise DataError(f"data.name: {self.path} must return a list of fedh2l.Domain objects")
+        return list(result)

@@ -52,6 +52,10 @@ class Engine(ABC):
         """The state dict of each node's model, for saving."""
 
     @abstractmethod
+    def logits(self, inputs: Tensor) -> dict[str, Tensor]:
+        """What each node's model says of `inputs` `(n, …)`, on the CPU: `(n, classes)`."""
+
+    @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """Everything that the next round depends on, for a checkpoint, under `node/…`."""
 

@@ -120,6 +120,10 @@ class LocalEngine(Engine):
         """As torch gives them."""
         return {learner.name: learner.module.state_dict() for learner in self.learners}
 
+    def logits(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Model after model."""
+        return {learner.name: learner.predict(inputs.to(learner.parameters.device)).cpu() for learner in self.learners}
+
     def state(self) -> dict[str, Tensor]:
         """The states of all learners, each under its name."""
         return {f"{learner.name}/{key}": v for learner in self.learners for key, v in learner.state().items()}

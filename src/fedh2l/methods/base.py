@@ -9,21 +9,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
 from fedh2l.learner import Learner
 from fedh2l.messages import Posteriors
 from fedh2l.roster import Roster
+from fedh2l.section import Section
 from fedh2l.topology import Graph
 
 Message = Posteriors
 """What a method may send."""
 
 
-class Method(BaseModel):
+class Method(Section):
     """A federated method. Its fields are the keys of the `[method]` section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: ClassVar[str]
 

@@ -47,7 +47,7 @@ class Recipe:
         try:
             module = factory(**arguments)
         except Exception as error:  # any factory of a user's may fail in any way
-            raise ModelError(f"{where} could not be built: {error}") from error
+            raise ModelError(f"{where} could not be built: {type(error).__name__}: {error}") from error
         if not isinstance(module, nn.Module):
             raise ModelError(f"{where}: its factory returned {type(module).__name__}, not an nn.Module")
         return module
@@ -96,7 +96,8 @@ def check_model(module: nn.Module, example: torch.Tensor, num_classes: int, wher
         with torch.no_grad():
             output = module(example)
     except Exception as error:  # any model of a user's may fail in any way
-        raise ModelError(f"{where} fails on an input of shape {tuple(example.shape)}: {error}") from error
+        hint = "" if example.is_floating_point() else f" (inputs are {example.dtype}: give images as floats, 0 to 1)"
+        raise ModelError(f"{where} fails on an input of shape {tuple(example.shape)}: {error}{hint}") from error
     finally:
         module.train(was_training)
     expected = (len(example), num_classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,8 @@ class Classifier(nn.Module):
     def prepare(self, source: str | Path | Tensor | NDArray[Any]) -> Tensor:
         """One input as the model is fed it. Arrays and .npy files are taken to be preprocessed already."""
         prepared = self._read(Path(source)) if isinstance(source, (str, Path)) else torch.as_tensor(source)
+        if (1, *prepared.shape) == self.input_shape:  # a grey image without its channel
+            prepared = prepared.unsqueeze(0)
         if tuple(prepared.shape) != self.input_shape:
             raise DataError(f"{source}: shape {tuple(prepared.shape)}, but the model takes {self.input_shape}")
         return prepared
@@ -94,8 +97,19 @@ class Classifier(nn.Module):
         return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())
 
 
-def pack_model(weights: Mapping[str, Tensor], node: Node, round: int, which: str) -> bytes:
-    """The bytes of a model file: a state dict, and how to build and feed the model."""
+def probe(node: Node, dtype: torch.dtype) -> Tensor:
+    """One input, the same for every model that takes this shape; holds nothing of anybody's data."""
+    inputs = node.domain.public.inputs
+    if not inputs.is_floating_point():
+        return torch.zeros_like(inputs[:1])
+    return torch.linspace(-1, 1, inputs[0].numel(), dtype=dtype).view(1, *inputs.shape[1:])
+
+
+def pack_model(weights: Mapping[str, Tensor], said: Tensor, node: Node, round: int, which: str) -> bytes:
+    """The bytes of a model file: a state dict, and how to build and feed the model.
+
+    `said` are the logits of the model on its `probe`: weights that fit are not proof that the model is the same one.
+    """
     about = {
         "format": FORMAT,
         "node": node.name,
@@ -106,6 +120,8 @@ def pack_model(weights: Mapping[str, Tensor], node: Node, round: int, which: str
         "classes": node.domain.classes,
         "input_shape": node.input_shape,
         "preprocessing": dict(node.domain.preprocessing),
+        "floating": node.domain.public.inputs.is_floating_point(),
+        "said": said.flatten().tolist(),
     }
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
     # One entry: safetensors writes several in any order, and equal models should be equal files.
@@ -126,6 +142,10 @@ def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
     if module is None:
         if not about["factory"]:
             raise ModelError(f"'{path}' was trained from a module that has no importable factory; pass model=…")
+        if about["factory"].startswith("__main__:"):
+            raise ModelError(
+                f"'{path}': its class was defined in the script that trained it; move it to a module, or pass model=…"
+            )
         try:
             module = Recipe(about["factory"], about["arguments"]).build(len(classes), input_shape, f"'{path}'")
         except FedH2LError as error:
@@ -134,5 +154,22 @@ def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ModelError(f"the weights in '{path}' do not fit the model: {error}; pass model=…") from error
+    module = module.eval()
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-    return Classifier(module.to(dtype), classes, input_shape, about["preprocessing"], about).eval()
+    module = module.to(dtype)
+    _check_probe(module, about, dtype, path)
+    return Classifier(module, classes, input_shape, about["preprocessing"], about).eval()
+
+
+@torch.no_grad()
+def _check_probe(module: nn.Module, about: Mapping[str, Any], dtype: torch.dtype, path: Path) -> None:
+    shape = about["input_shape"]
+    inputs = (
+        torch.linspace(-1, 1, math.prod(shape), dtype=dtype) if about["floating"] else torch.zeros(math.prod(shape))
+    )
+    said = module(inputs.view(1, *shape) if about["floating"] else inputs.long().view(1, *shape)).flatten()
+    if not torch.allclose(said, torch.tensor(about["said"], dtype=dtype), rtol=1e-2, atol=1e-2):
+        raise ModelError(
+            f"the weights in '{path}' fit, but the model built for them computes something else than the one that was "
+            f"trained; if that was given arguments, pass model=… or train with Node(name, factory, domain, model_args)"
+        )

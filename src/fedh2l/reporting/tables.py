@@ -22,7 +22,7 @@ def result_table(result: Result, selection_rule: str) -> Table:
         table.add_column(f"last {metric}", justify="right", style="dim")
     for node in result.nodes:
         selected = [f"{value:.2f}" for value in (node.ACC, node.WDP, node.CDP)]
-        table.add_row(node.name, node.model, *selected, str(node.round), *_numbers(node.last))
+        table.add_row(node.name, short(node.model), *selected, str(node.round), *_numbers(node.last))
     table.add_section()
     table.add_row("average", "", *_numbers(result.average), "", *_numbers(result.last), style="bold")
     table.caption = (
@@ -53,6 +53,11 @@ def traffic(result: Result) -> str:
         f"({human_bytes(total / rounds)} a round), nothing else; "
         f"{100 * result.conflict_rate:.0f} % of the teaching gradients conflicted and were dealt with."
     )
+
+
+def short(model: str) -> str:
+    """A model's name without the package it comes from."""
+    return model.rpartition(":")[2]
 
 
 def human_bytes(count: float) -> str:
