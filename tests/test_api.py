@@ -235,7 +235,7 @@ def test_four_different_architectures_learn_from_each_other():
     ]
     fed = load_config(None, [*models, "run.rounds=60", "data.per_class=40"])[0].federation()
     result = fedh2l.train(fed.nodes, rounds=60, eval_every=20)
-    sizes = {type(node.build("x")) for node in fed.nodes}, {node.model_name for node in fed.nodes}
+    sizes = {type(node.build("x", 8)) for node in fed.nodes}, {node.model_name for node in fed.nodes}
     assert len(sizes[1]) == 4
     assert all(node.CDP > 40 for node in result.nodes), result  # chance is 10
 

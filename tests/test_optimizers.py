@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedh2l.optimizers import OptimizerSettings
 
@@ -29,6 +30,31 @@ def test_follows_torch(settings, torchs):
         optimizer.step()
     torch.testing.assert_close(vector, parameter.detach(), rtol=1e-6, atol=1e-7)
     assert int(state["steps"]) == 30
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "adam", "sgd"])
+def test_stacked_nodes_step_each_at_their_own_count(name):
+    settings = OptimizerSettings(name=name)
+    single = torch.randn(3, 5)
+    stacked = single.clone()
+    together, apart = settings.initial_state(stacked), [settings.initial_state(row) for row in single]
+    counts = torch.tensor([0, 7, 100])
+    together["steps"] += counts
+    for state, count in zip(apart, counts, strict=True):
+        state["steps"] += count
+    gradient = torch.randn(3, 5)
+    settings.step(stacked, gradient, together, 0.1)
+    for row, state, part in zip(single, apart, gradient, strict=True):
+        settings.step(row, part, state, 0.1)
+    torch.testing.assert_close(stacked, single)
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "adam", "sgd"])
+def test_nothing_is_read_by_the_host(name):
+    settings = OptimizerSettings(name=name)
+    with FakeTensorMode():
+        vector = torch.randn(6)
+        settings.step(vector, torch.randn(6), settings.initial_state(vector), 0.1)
 
 
 def test_mutual_rate():

@@ -97,6 +97,18 @@ def test_properties(dtype, tolerance, width):
     holds()
 
 
+@pytest.mark.parametrize("size", [61_706, 431_080, 2_000_000])
+def test_the_constraint_holds_at_the_size_of_real_models(size):
+    generator = torch.Generator().manual_seed(size)
+    for mix in (0.02, 0.3, 0.9):
+        loc = torch.randn(size, generator=generator)
+        pub = torch.randn(size, generator=generator) - mix * loc
+        result = project(pub, loc)
+        inner = float(result.gradient.double() @ loc.double())
+        assert result.conflict
+        assert inner >= -1e-6 * float(pub.double().norm() * loc.double().norm())
+
+
 def test_nothing_feasible_is_nearer():
     generator = torch.Generator().manual_seed(1)
     pub = torch.randn(20, generator=generator, dtype=torch.float64)

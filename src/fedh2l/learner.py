@@ -38,8 +38,9 @@ class Learner:
     ) -> None:
         self.name = node.name
         self.classes = len(node.domain.classes)
-        module = node.build(secret)
-        self._home = next(module.parameters()).device
+        module = node.build(secret, batch_size)
+        first = next(module.parameters())
+        self._home = (first.device, first.dtype, module.training)
         self.module: nn.Module = module.to(device, dtype)
         self.flat = FlatParameters(self.module)
         self.private = node.domain.private.to(device, dtype)
@@ -121,16 +122,20 @@ class Learner:
             self.records.setdefault(name, []).append((round, value.detach()))
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of all that makes the model: its parameters in one vector, and its buffers."""
-        buffers = {f"buffer.{name}": buffer.clone() for name, buffer in self.module.named_buffers()}
-        return {"parameters": self.parameters.clone(), **buffers}
+        """A copy of all that makes the model: trained parameters in one vector, buffers and frozen parameters."""
+        rest = {f"rest.{name}": tensor.detach().clone() for name, tensor in self._untrained().items()}
+        return {"parameters": self.parameters.clone(), **rest}
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Takes over what `weights` returned."""
         self.parameters.copy_(weights["parameters"])
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(weights[f"buffer.{name}"])
+        for name, tensor in self._untrained().items():
+            tensor.copy_(weights[f"rest.{name}"])
+
+    def _untrained(self) -> dict[str, Tensor]:
+        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
+        return {**frozen, **dict(self.module.named_buffers())}
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next round depends on, for a checkpoint."""
@@ -157,17 +162,18 @@ class Learner:
         self.optimizer_states = {}
         for key, value in groups.get("optimizer", {}).items():
             phase, _, name = key.partition(".")
-            self.optimizer_states.setdefault(phase, {})[name] = value.cpu() if name == "steps" else value
+            self.optimizer_states.setdefault(phase, {})[name] = value
         records = groups.get("record", {})
         self.records = {}
-        for name in {key.rpartition(".")[0] for key in records}:
+        for name in sorted({key.rpartition(".")[0] for key in records}):
             rounds, values = records[f"{name}.rounds"].tolist(), records[f"{name}.values"].unbind()
             self.records[name] = list(zip(rounds, values, strict=True))
 
     def release(self) -> None:
-        """Leaves the module as any other: parameters with storages of their own, on the device it came from."""
+        """Leaves the module as it was found, but for what it learned: storages, device, type and mode."""
+        device, dtype, training = self._home
         self.flat.release()
-        self.module.to(self._home)
+        self.module.to(device, dtype).train(training)
 
     def _set_mode(self, training: bool) -> None:
         """`module.train(training)`, without its cost for small models unless one of the layers redefines it."""

@@ -47,10 +47,10 @@ class Node:
         """The shape of one input."""
         return tuple(self.domain.private.inputs.shape[1:])
 
-    def build(self, secret: str) -> nn.Module:
-        """The module, checked on one batch; its initial weights come from the node's secret."""
+    def build(self, secret: str, batch_size: int) -> nn.Module:
+        """The module, checked on a batch; its initial weights come from the node's secret."""
         where = f"node '{self.name}': model '{self.model_name}'"
-        example = self.domain.public.take(range(min(2, len(self.domain.public))))
+        example = self.domain.public.take(range(min(batch_size, len(self.domain.public))))
         with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever the run's device
             torch.default_generator.manual_seed(torch_seed("initial-weights", secret, self.name))
             module = self.model if isinstance(self.model, nn.Module) else self._construct(where)

@@ -40,7 +40,7 @@ class OptimizerSettings(Section):
         """The state before the first step, for parameters `(…, parameters)`."""
         names = {"amsgrad": ("mean", "square", "largest"), "adam": ("mean", "square"), "sgd": ("velocity",)}
         state = {name: torch.zeros_like(parameters) for name in names[self.name]}
-        return {**state, "steps": torch.zeros((), dtype=torch.int64)}
+        return {**state, "steps": torch.zeros(parameters.shape[:-1], dtype=torch.int64, device=parameters.device)}
 
     def step(self, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
         """Moves `parameters` and `state` in place; neither may require a gradient."""
@@ -59,11 +59,13 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 def _adam(parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
     """Adam (Kingma & Ba, 2015), and AMSGrad (Reddi et al., 2018) where the state keeps the largest square."""
-    steps = int(state["steps"])  # on the host: counted, not computed
+    steps = state["steps"].double().unsqueeze(-1)
+    size = (rate / (1 - BETA1**steps)).to(parameters.dtype)
+    correction = (1 - BETA2**steps).sqrt().to(parameters.dtype)
     mean, square = state["mean"], state["square"]
     mean.lerp_(gradient, 1 - BETA1)
     square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     if "largest" in state:
         square = torch.maximum(state["largest"], square, out=state["largest"])
-    denominator = square.sqrt().div_((1 - BETA2**steps) ** 0.5).add_(EPSILON)
-    parameters.addcdiv_(mean, denominator, value=-rate / (1 - BETA1**steps))
+    denominator = square.sqrt().div_(correction).add_(EPSILON)
+    parameters.sub_(denominator.reciprocal_().mul_(mean).mul_(size))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedh2l.errors import ModelError
-
 
 class FlatParameters:
     """Lays the trainable parameters of a module out in one vector, of which the module then sees views.
@@ -16,9 +14,6 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module) -> None:
         self.tensors = [p for p in module.parameters() if p.requires_grad]
-        types = {p.dtype for p in self.tensors}
-        if len(types) != 1:
-            raise ModelError(f"a model's trainable parameters must be of one type, and these are of {types}")
         with torch.no_grad():
             self.vector = torch.cat([p.reshape(-1) for p in self.tensors])
         self._point_at(list(torch.split(self.vector, [p.numel() for p in self.tensors])))

@@ -3,6 +3,9 @@
 The paper's dual problem has one variable and one bound, so its solution is closed,
 v* = max(0, −⟨g_pub, g_loc⟩ / ⟨g_loc, g_loc⟩), and g̃ = g_pub + v*·g_loc. Gradients are whole flattened models
 `(…, parameters)`; there is no branch on a value and nothing is read by the host, so all of it runs on the device.
+
+Inner products are taken in float64: in float32 they lose the digits that the constraint is about when a model has
+hundreds of thousands of parameters, and squares of large or small gradients over- or underflow.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ class Projection(NamedTuple):
 
     gradient: Tensor
     conflict: Tensor
-    """1 where ⟨g_pub, g_loc⟩ < 0, else 0, in the gradient's type."""
+    """1 where ⟨g_pub, g_loc⟩ < 0, else 0."""
     cosine: Tensor
 
     @property
@@ -29,52 +32,44 @@ class Projection(NamedTuple):
 
 def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """g̃ of eq. (8): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
-    pub_unit, loc_unit, pub_scale, _ = _rescaled(g_pub, g_loc)
-    relation = _Relation.of(pub_unit, loc_unit)
-    v = relation.conflict * -relation.inner / _nonzero(relation.loc_square)  # v*, for the rescaled gradients
-    # Away from a conflict v is 0 and pub_unit·pub_scale need not be g_pub to the last bit, so g_pub itself is added to.
-    gradient = g_pub + (v * pub_scale).unsqueeze(-1) * loc_unit
-    return Projection(gradient, relation.conflict, relation.cosine)
+    pub, loc = _Wide.of(g_pub), _Wide.of(g_loc)
+    return _projection(g_pub + _correction(pub, loc).to(g_pub.dtype), pub, loc)
 
 
 def pcgrad(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """PCGrad (Yu et al., 2020) for two gradients: each projected on the other's normal plane, then summed."""
-    pub_unit, loc_unit, pub_scale, loc_scale = _rescaled(g_pub, g_loc)
-    relation = _Relation.of(pub_unit, loc_unit)
-    push = relation.conflict * -relation.inner
-    to_pub = (push / _nonzero(relation.loc_square) * pub_scale).unsqueeze(-1) * loc_unit
-    to_loc = (push / _nonzero(relation.pub_square) * loc_scale).unsqueeze(-1) * pub_unit
-    return Projection((g_pub + to_pub) + (g_loc + to_loc), relation.conflict, relation.cosine)
+    pub, loc = _Wide.of(g_pub), _Wide.of(g_loc)
+    both = (pub.vector + _correction(pub, loc)) + (loc.vector + _correction(loc, pub))
+    return _projection(both.to(g_pub.dtype), pub, loc)
 
 
 def unprojected(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """g_pub as it is, with the relation of the two gradients still measured."""
-    pub_unit, loc_unit, _, _ = _rescaled(g_pub, g_loc)
-    relation = _Relation.of(pub_unit, loc_unit)
-    return Projection(g_pub, relation.conflict, relation.cosine)
+    return _projection(g_pub, _Wide.of(g_pub), _Wide.of(g_loc))
 
 
-class _Relation(NamedTuple):
-    inner: Tensor
-    pub_square: Tensor
-    loc_square: Tensor
-    conflict: Tensor
-    cosine: Tensor
+class _Wide(NamedTuple):
+    """A gradient in float64 and its square."""
+
+    vector: Tensor
+    square: Tensor
 
     @staticmethod
-    def of(pub: Tensor, loc: Tensor) -> _Relation:
-        inner = torch.linalg.vecdot(pub, loc)
-        pub_square, loc_square = torch.linalg.vecdot(pub, pub), torch.linalg.vecdot(loc, loc)
-        cosine = inner / _nonzero(pub_square * loc_square).sqrt()
-        return _Relation(inner, pub_square, loc_square, (inner < 0).to(inner.dtype), cosine.clamp(-1, 1))
+    def of(gradient: Tensor) -> _Wide:
+        vector = gradient.double()
+        return _Wide(vector, torch.linalg.vecdot(vector, vector))
 
 
-def _rescaled(g_pub: Tensor, g_loc: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both gradients over their largest magnitudes, so that no square over- or underflows, and those magnitudes."""
-    pub_scale, loc_scale = (torch.linalg.vector_norm(g, ord=float("inf"), dim=-1) for g in (g_pub, g_loc))
-    pub_unit = g_pub / _nonzero(pub_scale).unsqueeze(-1)
-    loc_unit = g_loc / _nonzero(loc_scale).unsqueeze(-1)
-    return pub_unit, loc_unit, pub_scale, loc_scale
+def _correction(moved: _Wide, fixed: _Wide) -> Tensor:
+    """v*·fixed: what takes `moved` to the nearest vector that does not conflict with `fixed`; 0 if it does not."""
+    v = (-torch.linalg.vecdot(moved.vector, fixed.vector)).clamp_min(0) / _nonzero(fixed.square)
+    return v.unsqueeze(-1) * fixed.vector
+
+
+def _projection(gradient: Tensor, pub: _Wide, loc: _Wide) -> Projection:
+    inner = torch.linalg.vecdot(pub.vector, loc.vector)
+    cosine = inner / (_nonzero(pub.square).sqrt() * _nonzero(loc.square).sqrt())
+    return Projection(gradient, (inner < 0).double(), cosine.clamp(-1, 1))
 
 
 def _nonzero(value: Tensor) -> Tensor:

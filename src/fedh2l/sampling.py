@@ -20,7 +20,7 @@ T = TypeVar("T")
 PublicPurpose = Literal["public-batch", "topology", "peers", "pairs", "digits", "split"]
 """Drawn from the federation's seed, which every peer holds."""
 
-PrivatePurpose = Literal["initial-weights", "local-batch", "torch-local", "torch-mutual"]
+PrivatePurpose = Literal["initial-weights", "local-batch", "torch-local", "torch-emit", "torch-mutual"]
 """Drawn from a node's secret, so that nobody else can tell which private samples were in a batch."""
 
 Purpose = PublicPurpose | PrivatePurpose | Literal["node-secret"]

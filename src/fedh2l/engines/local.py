@@ -31,11 +31,13 @@ class LocalEngine(Engine):
         self.ledger = Ledger()
         self._flags: list[tuple[Posteriors, Tensor]] = []
         self._last: dict[str, dict[str, Tensor]] = {}
+        self._round_done = 0
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
         """Runs rounds one by one."""
         for round in range(first, last + 1):
             self._round(round)
+            self._round_done = round
             if not keep_going(round):
                 return round
         return last
@@ -48,17 +50,20 @@ class LocalEngine(Engine):
         if not method.exchanges(round):
             return
         teachers = method.teachers(self.roster, round)
-        speaking = {name for heard in teachers.values() for name in heard}
-        sent = {
-            learner.name: self._accept(learner, method.emit(learner, round))
-            for learner in self.learners
-            if learner.name in speaking
-        }
+        receivers: dict[str, list[str]] = {}
+        for name, heard in teachers.items():
+            for teacher in heard:
+                receivers.setdefault(teacher, []).append(name)
+        sent = {}
+        for learner in self.learners:
+            if learner.name in receivers:
+                learner.seed_torch("torch-emit", round)
+                sent[learner.name] = self._accept(learner, method.emit(learner, round))
         for learner in self.learners:
             learner.seed_torch("torch-mutual", round)
             method.receive(learner, [sent[name] for name in teachers[learner.name]], round)
         for sender, message in sent.items():
-            self.ledger.count(message, [name for name, heard in teachers.items() if sender in heard])
+            self.ledger.count(message, receivers[sender])
 
     def _accept(self, sender: Learner, message: Posteriors) -> Posteriors:
         """Holds a message to the same rules as a network would; its flags are read at the next `verify`."""
@@ -72,6 +77,8 @@ class LocalEngine(Engine):
         """Reads all losses and flags at once, so that no round waits for the device."""
         found = []
         for learner in self.learners:
+            if not bool(torch.isfinite(learner.parameters).all()):
+                found.append((self._round_done, 3, learner.name, "its parameters are not finite"))
             for name, entries in learner.records.items():
                 finite = torch.isfinite(torch.stack([value for _, value in entries])).tolist()
                 if not all(finite):

@@ -117,7 +117,7 @@ class FedH2L(Method):
             if self._joint:
                 node.step(g_loc, "mutual", self._mutual_state)
             return
-        lesson = Lesson.of(inbox, [self._public_batch(node, message.sender, round) for message in inbox])
+        lesson = Lesson.of(inbox, [self._public_batch(node, m.sender, m.round) for m in inbox])
         ce, kl = mutual_losses(node.logits(lesson.inputs), lesson)
         g_pub = node.gradient(kl + ce if self.kl else ce)
         projection = self._projected(g_pub, g_loc)
@@ -188,13 +188,14 @@ class Lesson(NamedTuple):
         """The signals of an inbox beside the public batches that they speak of."""
         rows = batches[0].labels.dim() - 1  # where rows are counted: behind the dimension of nodes, if there is one
         sizes = [batch.labels.shape[-1] for batch in batches]
-        shares = [torch.full((n,), 1 / (len(sizes) * n), dtype=torch.float64) for n in sizes]
+        device = batches[0].labels.device
+        shares = [torch.full((n,), 1 / (len(sizes) * n), dtype=torch.float64, device=device) for n in sizes]
         return Lesson(
             inputs=torch.cat([batch.inputs for batch in batches], rows),
             labels=torch.cat([batch.labels for batch in batches], rows),
             teacher=torch.cat([message.values for message in inbox], -2),
             confidence=torch.cat([m.accuracy.unsqueeze(-1).expand(m.values.shape[:-1]) for m in inbox], -1),
-            weight=torch.cat(shares).to(batches[0].labels.device),
+            weight=torch.cat(shares),
         )
 
 

@@ -85,25 +85,40 @@ def _accepted(factory: Callable[..., Any]) -> set[str]:
 
 
 def check_model(module: nn.Module, example: torch.Tensor, num_classes: int, where: str) -> None:
-    """Refuses a model with nothing to train, or that does not turn inputs `(n, …)` into logits `(n, num_classes)`."""
+    """Refuses a model that cannot be trained here: nothing to train, other outputs than logits `(n, num_classes)`.
+
+    It is tried on a batch in both modes, since layers such as batch norm behave differently in each.
+    """
     trainable = next((p for p in module.parameters() if p.requires_grad), None)
     if trainable is None:
         raise ModelError(f"{where} has no parameters to train")
+    if any(not isinstance(value, torch.Tensor) for value in module.state_dict().values()):
+        raise ModelError(f"{where} has extra state that is not a tensor, which cannot be saved")
     example = example.to(trainable.device, trainable.dtype if example.is_floating_point() else None)
-    was_training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            output = module(example)
-    except Exception as error:  # any model of a user's may fail in any way
-        hint = "" if example.is_floating_point() else f" (inputs are {example.dtype}: give images as floats, 0 to 1)"
-        raise ModelError(f"{where} fails on an input of shape {tuple(example.shape)}: {error}{hint}") from error
-    finally:
-        module.train(was_training)
-    expected = (len(example), num_classes)
-    if not isinstance(output, torch.Tensor) or tuple(output.shape) != expected:
-        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ModelError(
-            f"{where} returns {got} for {len(example)} inputs; {expected} was expected: one logit for each of the "
-            f"{num_classes} classes"
-        )
+    was_training, before = module.training, example.clone()
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for training in (False, True):
+        try:
+            with torch.no_grad():
+                output = module.train(training)(example)
+        except Exception as error:  # any model of a user's may fail in any way
+            mode = " in training mode" if training else ""
+            hint = (
+                "" if example.is_floating_point() else f" (inputs are {example.dtype}: give images as floats, 0 to 1)"
+            )
+            raise ModelError(
+                f"{where} fails{mode} on an input of shape {tuple(example.shape)}: {error}{hint}"
+            ) from error
+        expected = (len(example), num_classes)
+        if not isinstance(output, torch.Tensor) or tuple(output.shape) != expected:
+            got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+            raise ModelError(
+                f"{where} returns {got} for {len(example)} inputs; {expected} was expected: one logit for each of the "
+                f"{num_classes} classes"
+            )
+    if not torch.equal(example, before):
+        raise ModelError(f"{where} changes its input in place, which would change the data; let it work on a copy")
+    module.train(was_training)
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers.get(name, buffer))

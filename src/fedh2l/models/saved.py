@@ -62,7 +62,8 @@ class Classifier(nn.Module):
         self.eval()
         predictions = []
         for source in sources:
-            inputs = self.prepare(source).to(parameter.device, parameter.dtype)
+            prepared = self.prepare(source)
+            inputs = prepared.to(parameter.device, parameter.dtype if prepared.is_floating_point() else None)
             posterior = torch.softmax(self(inputs.unsqueeze(0)), -1).squeeze(0)
             best = int(posterior.argmax())
             predictions.append(Prediction(self.classes[best], float(posterior[best])))
@@ -83,7 +84,7 @@ class Classifier(nn.Module):
         if path.suffix == ".npy":
             try:
                 return torch.from_numpy(np.load(path, allow_pickle=False))
-            except ValueError as error:
+            except (ValueError, TypeError, EOFError, OSError) as error:
                 raise DataError(f"'{path}' is not an array of numbers: {error}") from error
         if self.preprocessing.get("kind") != "image":
             raise DataError(f"'{path}': this model's data is not images; give a .npy file of shape {self.input_shape}")
@@ -150,13 +151,12 @@ def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
             module = Recipe(about["factory"], about["arguments"]).build(len(classes), input_shape, f"'{path}'")
         except FedH2LError as error:
             raise ModelError(f"{error}; if it cannot be built from here, pass model=…") from error
+    dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
+    module = module.to(dtype).eval()
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ModelError(f"the weights in '{path}' do not fit the model: {error}; pass model=…") from error
-    module = module.eval()
-    dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-    module = module.to(dtype)
     _check_probe(module, about, dtype, path)
     return Classifier(module, classes, input_shape, about["preprocessing"], about).eval()
 
