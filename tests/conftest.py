@@ -57,3 +57,7 @@ def blobs(name: str, shift: float = 0.0, size: int = 120, classes: int = 3, seed
 
 def tiny_net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def two_domains() -> list[fedh2l.Domain]:
+    return [blobs("x"), blobs("y")]

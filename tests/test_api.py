@@ -84,8 +84,15 @@ def test_a_given_module_is_trained_in_place_and_selected(tmp_path):
 
 
 def test_initial_weights_follow_seed_and_name():
-    first, second = fedh2l.train(nodes(), rounds=1), fedh2l.train(nodes(), rounds=1)
-    assert first.matrix == second.matrix
+    from fedh2l.sampling import node_secret
+
+    def start(seed, name):
+        module = fedh2l.Node(name, Net, blobs(name)).build(node_secret(seed, name), 8)
+        return torch.nn.utils.parameters_to_vector(module.parameters())
+
+    assert torch.equal(start(0, "a"), start(0, "a"))
+    assert not torch.equal(start(0, "a"), start(1, "a"))
+    assert not torch.equal(start(0, "a"), start(0, "b"))
 
 
 def test_lazy_layers_get_addressed_weights():
@@ -94,6 +101,45 @@ def test_lazy_layers_get_addressed_weights():
 
     one, two = (fedh2l.train(nodes(2, lazy), rounds=5, eval_every=5).to_dict() for _ in range(2))
     assert {**one, "seconds": 0} == {**two, "seconds": 0}
+
+
+def test_frozen_weights_are_part_of_a_checkpoint(tmp_path):
+    class Stop(fedh2l.Callback):
+        def on_round(self, round):
+            if round == 7:
+                raise KeyboardInterrupt
+
+    def given(seed):
+        torch.manual_seed(seed)
+        nets = [tiny_net() for _ in range(2)]
+        for net in nets:
+            net[0].requires_grad_(False)
+        return [fedh2l.Node(f"n{i}", net, blobs(f"n{i}", seed=i)) for i, net in enumerate(nets)]
+
+    options = {"rounds": 12, "eval_every": 4, "checkpoint_every": 3}
+    expected = fedh2l.train(given(0), **options)
+    with pytest.raises(KeyboardInterrupt):
+        fedh2l.train(given(0), **options, out=tmp_path / "run", callbacks=[Stop()])
+    assert fedh2l.train(given(1), **options, out=tmp_path / "run", resume=True).matrix == expected.matrix
+
+
+def test_integer_inputs_and_float64_models_come_back(tmp_path):
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(20, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out(self.embedding(x).mean(1))
+
+    words = torch.arange(120).view(-1, 1).remainder(20).expand(-1, 5).contiguous()
+    labels = words[:, 0] % 3
+    given = [fedh2l.Node(f"n{i}", Words(), fedh2l.Domain.split((words, labels), f"n{i}", 3)) for i in range(2)]
+    fedh2l.train(given, rounds=5, out=tmp_path / "run", dtype="float64", selection="last")
+    loaded = fedh2l.load(tmp_path / "run", "n0", "last", model=Words())
+    assert loaded.predict([words[0]])[0].label in ("0", "1", "2")
+    assert next(loaded.parameters()).dtype is torch.float64
+    torch.testing.assert_close(loaded.module.out.weight.float(), given[0].model.out.weight)
 
 
 def test_tied_weights_stay_tied():
@@ -152,6 +198,20 @@ def test_one_script_starts_resumes_and_ends(tmp_path):
     assert torch.equal(trained[1].model(x), recalled[1].model(x))
     with pytest.raises(RunError, match="belongs to another run"):
         fedh2l.train(nodes(2), rounds=1, out=tmp_path / "run")
+
+
+def test_going_on_with_other_settings_is_refused(tmp_path):
+    class Stop(fedh2l.Callback):
+        def on_round(self, round):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedh2l.train(nodes(2), rounds=9, out=tmp_path / "run", callbacks=[Stop()])
+    for other in ({"rounds": 8}, {"rounds": 9, "seed": 1}, {"rounds": 9, "eval_every": 3}):
+        with pytest.raises(RunError, match="other settings"):
+            fedh2l.train(nodes(2), **other, out=tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match=r"other settings: .*width"):
+        fedh2l.train(nodes(2, model_args={"width": 3}), rounds=9, out=tmp_path / "run", resume=True)
 
 
 def test_going_on_with_other_data_is_refused(tmp_path):
@@ -264,7 +324,7 @@ def test_a_class_that_nobody_can_teach_is_refused(caplog):
         (lambda: nodes(1), ConfigError, "at least two nodes"),
         (lambda: [*nodes(2), nodes(1)[0]], ConfigError, "two nodes are named 'n0'"),
         (lambda: [*nodes(2), fedh2l.Node("n 3", Net, blobs("x"))], ConfigError, "node name 'n 3'"),
-        (lambda: nodes(2, nn.Linear(2, 2)), DataError, "same module object"),
+        (lambda: nodes(2, nn.Linear(2, 2)), DataError, "share parameters"),
         (lambda: nodes(2, lambda num_classes: nn.Linear(2, 2)), ModelError, "one logit for each of the 3 classes"),
         (lambda: [*nodes(2), fedh2l.Node("n3", Net, blobs("x", classes=4))], DataError, "same classes"),
     ],

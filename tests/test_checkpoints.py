@@ -48,6 +48,39 @@ def test_two_are_kept_and_a_damaged_one_falls_back(tmp_path, caplog):
     assert "round-000000030.ckpt is damaged" in caplog.text
 
 
+def test_a_new_checkpoint_is_never_taken_for_an_old_one(federation, tmp_path):
+    """After a resume past damaged checkpoints, what is saved next is there, and is the newest."""
+    directory = RunDirectory.claim(tmp_path / "run", "x")
+    Trainer(federation("run.checkpoint_every=5", "run.rounds=18"), directory).run()
+    for path in directory.checkpoints.paths():
+        path.write_bytes(b"damaged")
+    (tmp_path / "run/result.json").unlink()
+    again = Trainer(federation("run.checkpoint_every=5", "run.rounds=18"), RunDirectory.open(tmp_path / "run"))
+    assert not again.resume()
+    again.stop = lambda: again.round >= 5
+    with pytest.raises(Interrupted) as stopped:
+        again.run()
+    assert stopped.value.checkpoint.exists()
+    assert directory.checkpoints.newest()[1].round == stopped.value.round
+
+
+def test_a_checkpoint_appears_whole(tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(SAMPLE)
+    seen = []
+
+    def failing(source, target):
+        seen.append((source.read_bytes(), target.exists()))
+        raise OSError("the machine stops here")
+
+    monkeypatch.setattr("os.replace", failing)
+    with pytest.raises(OSError, match="stops here"):
+        folder.save(SAMPLE._replace(round=6))
+    assert unpack(seen[0][0]).round == 6  # complete before it gets its name
+    assert seen[0][1] is False
+    assert folder.newest()[1].round == 5
+
+
 def test_what_a_crash_leaves_half_written_is_no_checkpoint(tmp_path):
     folder = CheckpointFolder(tmp_path)
     (tmp_path / ".round-000000010.ckpt.partial").write_bytes(b"half")

@@ -55,6 +55,9 @@ def test_a_run_and_what_it_leaves(cli, tmp_path):
     other = json.loads(cli("evaluate", "one", "--node", "M20", "--data", "angles=[20,200]", "--json").stdout)
     assert other["accuracy"]["M20"]["M20"] == result["nodes"][1]["WDP"]
     assert cli("evaluate", "one", "--node", "M7").returncode == 2
+    other = cli("evaluate", "one", "--data", "conftest:two_domains")
+    assert "domain 'x' has classes" in other.stderr
+    assert other.returncode == 2
     assert "may have been trained on" in cli("evaluate", "one", "--data", "splits=aligned").stderr
 
 
@@ -184,7 +187,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli, tmp_path, undisturbed, number):
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    command = re.search(r"Go on with:\s+fedh2l (run --resume run)", errors.replace("\n", " "))
+    command = re.search(r"Go on with:\s+\S*(?: -m fedh2l)? (run --resume run)", errors.replace("\n", " "))
     assert command, errors
     assert equal(result_of(cli(*command.group(1).split(), "--json")), undisturbed[0])
 
@@ -242,6 +245,17 @@ BAD = {
     "one of a choice": (["--set", "method.project=qq"], "'qp', 'none' or 'pcgrad'"),
     "a bad option": (["--nothing"], "No such option"),
     "data not importable": (["--set", "data.name=no.such:thing"], "data.name: cannot import 'no.such'"),
+    "a module that fails": (["--set", "nodes.0.model=broken:f"], "importing 'broken' failed: ZeroDivisionError"),
+    "data that is no function": (["--set", "data.name=math:pi"], "'math:pi' is not a function"),
+    "data that fails": (["--set", "data.name=bad_data:fails"], "failed: ValueError: no such thing"),
+    "data that is no list": (["--set", "data.name=bad_data:nothing"], "must return a list of fedh2l.Domain"),
+    "a key named path": (["--set", "data.name=bad_data:fails", "--set", "data.path=x"], "does not take these keys"),
+    "a list as name": (["--set", "method.name=['a']"], "unknown method"),
+    "a long name": (["--out", "x" * 300], "cannot write to"),
+    "a superscript": (["--set", "nodes.².model=x"], "'²' is not a node"),
+    "too many threads": (["--set", "run.threads=100000"], "less than or equal to 1024"),
+    "an immense rate": (["--set", "optimizer.lr=1e39"], "optimizer.lr = 1e+39"),
+    "an empty run": (["--resume", "old"], "config.toml is empty"),
     "data keys not taken": (["--set", "data.name=conftest:blobs"], "does not take these keys"),
 }
 
@@ -252,6 +266,11 @@ def test_bad_input(monkeypatch, capsys, tmp_path, mistake):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     (tmp_path / "bad.toml").write_text("[run\nrounds = 3")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "bad_data.py").write_text("def fails(): raise ValueError('no such thing')\ndef nothing(): pass\n")
+    sys.modules.pop("bad_data", None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "flat.toml").write_text("rounds = 3")
     (tmp_path / "nodes.toml").write_text('nodes = ["a", "b"]')
     (tmp_path / "old").mkdir()

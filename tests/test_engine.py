@@ -137,6 +137,31 @@ def test_a_diverging_rate_is_said_with_the_last_good_checkpoint(tmp_path):
         fedh2l.train(mixed(), Late(), rounds=50, eval_every=25, checkpoint_every=10, out=tmp_path / "run")
 
 
+def test_weights_that_are_spoiled_are_not_called_a_good_checkpoint(tmp_path):
+    class Spoiled(FedH2L):
+        def receive(self, node, inbox, round):
+            super().receive(node, inbox, round)
+            if node.name == "n0" and round == 20:
+                node.parameters.fill_(float("nan"))  # after every loss of the round was computed
+
+    with pytest.raises(DivergedError, match=r"node 'n0', round 20: its parameters are not finite.*round-000000010"):
+        fedh2l.train(mixed(), Spoiled(), rounds=20, eval_every=20, checkpoint_every=10, out=tmp_path / "run")
+
+
+def test_a_late_message_is_read_with_the_batch_it_speaks_of(federation):
+    trainer = Trainer(federation())
+    node, teacher = trainer.engine.learners[:2]
+    method = trainer.federation.method
+    asked = []
+    node.public_batch = lambda owner, round, size: (
+        asked.append((owner, round)) or teacher.public_batch(owner, round, size)
+    )
+    late = method.emit(teacher, 3)
+    method.local_step(node, 5)
+    method.receive(node, [late], 5)
+    assert asked == [(teacher.name, 3)]
+
+
 @pytest.mark.parametrize(("change", "reason"), [(2.0, "do not sum to 1"), (-1.0, "negative")])
 def test_a_method_that_sends_no_distribution_is_stopped(change, reason):
     class Broken(FedH2L):

@@ -77,7 +77,27 @@ def test_bad_recipes_are_refused(recipe, reason):
         recipe.build(3, (2,))
 
 
+class InPlace(nn.Linear):
+    def forward(self, x):
+        x -= x.mean()
+        return super().forward(x)
+
+
+class Pair(nn.Linear):
+    def forward(self, x):
+        return (super().forward(x), x) if self.training else super().forward(x)
+
+
 def test_unfit_models_are_refused():
+    with pytest.raises(ModelError, match="changes its input in place"):
+        check_model(InPlace(2, 4), torch.rand(5, 2), 4, "model")
+    with pytest.raises(ModelError, match="returns tuple"):
+        check_model(Pair(2, 4), torch.rand(5, 2), 4, "model")
+    norm = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ModelError, match="in training mode"):
+        check_model(norm, torch.rand(1, 2), 4, "model")
+    check_model(norm, torch.rand(5, 2), 4, "model")
+    assert not norm[1].running_mean.any()  # trying a model does not train it
     with pytest.raises(ModelError, match="no parameters to train"):
         check_model(nn.Linear(2, 4).requires_grad_(False), torch.rand(5, 2), 4, "model")
     with pytest.raises(ModelError, match="one logit for each of the 4 classes"):

@@ -86,6 +86,17 @@ def test_data_follow_the_seed():
     assert not torch.equal(a.private.inputs, c.private.inputs)
 
 
+def test_the_digits_follow_the_seed():
+    def digits(seed):
+        domain = RotatedMNIST(per_class=20).domains(seed)[0]
+        parts = (domain.private, domain.public, domain.validation, domain.test)
+        return {image.numpy().tobytes() for part in parts for image in part.inputs}
+
+    zero, one = digits(0), digits(1)
+    assert len(zero) == len(one) == 200
+    assert len(zero & one) < 50  # 20 of 500 are drawn, so a few coincide
+
+
 def test_any_angles_have_names():
     assert RotatedMNIST(angles=[0, 22.5, -30]).domain_names(0) == ["M0", "M22.5", "M-30"]
 

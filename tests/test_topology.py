@@ -30,7 +30,7 @@ def test_an_edge_list_works_both_ways():
     assert graph(roster(3), [["n0", "n2"], ["n1", "n2"]])["n2"] == ("n0", "n1")
 
 
-@pytest.mark.parametrize(("size", "degree"), [(4, 3), (6, 2), (8, 3), (64, 5), (10, 9)])
+@pytest.mark.parametrize(("size", "degree"), [(4, 3), (6, 2), (8, 3), (64, 5), (10, 9), (64, 60), (100, 97)])
 def test_random_regular_graphs(size, degree):
     drawn = graph(roster(size), f"regular-{degree}")
     assert all(len(neighbours) == degree for neighbours in drawn.values())

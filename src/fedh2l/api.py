@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from fedh2l.rundir import CONFIG, RunDirectory
 from fedh2l.settings import RunSettings
 from fedh2l.toml import toml_value
 from fedh2l.trainer import Trainer
+
+log = logging.getLogger("fedh2l")
 
 
 def train(
@@ -60,13 +63,24 @@ def train(
     trainer = Trainer(federation, callbacks=[*shown, *callbacks])
     if out is not None:
         trainer.directory = RunDirectory(out) if resume and exists else RunDirectory.claim(out, _describe(federation))
-    if resume:
-        trainer.resume()
+    if resume and exists:
+        _check_same(trainer.directory, federation)
+        if not trainer.resume():
+            log.warning("%s has no checkpoint: starting from round 0", out)
     try:
         return trainer.run()
     finally:
         for view in shown:
             view.close()
+
+
+def _check_same(directory: RunDirectory | None, federation: Federation) -> None:
+    """Refuses to go on with a run under other settings than it was started with; the device may change."""
+    assert directory is not None
+    then, now = (set(text.splitlines()) for text in (directory.config_path.read_text("utf-8"), _describe(federation)))
+    different = sorted(line for line in then ^ now if not line.startswith("device ="))
+    if different:
+        raise RunError(f"'{directory.path}' was started with other settings: {'; '.join(different)}")
 
 
 def _recall(federation: Federation, out: str, result: Result) -> Result:

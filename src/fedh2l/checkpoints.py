@@ -46,6 +46,20 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
+def write_exclusively(path: Path, data: bytes) -> None:
+    """As `write_atomically`, but raises FileExistsError if `path` is there already."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    write_atomically(partial, data)
+    try:
+        os.link(partial, path)
+    except OSError:
+        if path.exists():
+            raise FileExistsError(path) from None
+        os.replace(partial, path)  # a file system without links
+    else:
+        partial.unlink()
+
+
 def pack(checkpoint: Checkpoint) -> bytes:
     """The bytes of a checkpoint: a line with the SHA-256 of the rest, then safetensors."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
@@ -66,6 +80,10 @@ def unpack(data: bytes) -> Checkpoint:
     return Checkpoint(plain.pop("round"), load_tensors(body), plain)
 
 
+def _name(round: int) -> str:
+    return f"round-{round:09d}.ckpt"
+
+
 class CheckpointFolder:
     """The checkpoints of one run, newest last; older ones than the last two are removed."""
 
@@ -75,11 +93,17 @@ class CheckpointFolder:
     def save(self, checkpoint: Checkpoint) -> Path:
         """Writes a checkpoint and drops what it makes superfluous."""
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"round-{checkpoint.round:09d}.ckpt"
+        path = self.folder / _name(checkpoint.round)
         write_atomically(path, pack(checkpoint))
         for old in self.paths()[:-KEEP]:
             old.unlink()
         return path
+
+    def drop_after(self, round: int) -> None:
+        """Removes checkpoints of later rounds: damaged ones that a resume passed over, which are worth nothing now."""
+        for path in self.paths():
+            if path.name > _name(round):
+                path.unlink()
 
     def paths(self) -> list[Path]:
         """All complete checkpoints, oldest first."""

@@ -53,7 +53,7 @@ class Config:
     @property
     def data_name(self) -> str:
         """The dataset's name or path."""
-        return self.data.path if isinstance(self.data, FunctionDataset) else self.data.name
+        return self.data.title
 
     def federation(self) -> Federation:
         """Loads the data and puts the nodes together."""
@@ -72,7 +72,7 @@ class Config:
 
     def sections(self) -> Raw:
         """Plain values, section by section."""
-        data = self.data.model_dump(exclude={"path"})
+        data = self.data.model_dump()
         return {
             "run": self.run.model_dump(exclude={"out"}),
             "data": {"name": self.data_name, **data},
@@ -97,6 +97,7 @@ def load_config(
         search(str(source.absolute().parent))
     notices = _choose_method(raw, method)
     changes = [_parse_override(text) for text in overrides]
+    _drop_other_data(raw, changes)
     for path, value in changes:
         if path[0] != "nodes":
             _apply(raw, path, value)
@@ -152,6 +153,14 @@ def _choose_method(raw: Raw, method: str | None) -> list[str]:
     return [f"--method {method}: the file's [method] keys are left out: {', '.join(dropped)}"] if dropped else []
 
 
+def _drop_other_data(raw: Raw, changes: Sequence[tuple[list[str], Any]]) -> None:
+    """Keys of one dataset do not fit another: a change of `data.name` leaves the file's other keys out."""
+    written = raw.get("data", {})
+    named = [value for path, value in changes if path == ["data", "name"]]
+    if named and named[-1] != written.get("name", "rotated-mnist"):
+        raw["data"] = {}
+
+
 def _parse_override(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     path = key.strip().split(".")
@@ -173,8 +182,8 @@ def _apply(raw: Any, path: Sequence[str], value: Any) -> None:
     here = raw
     for step in path[:-1]:
         if isinstance(here, list):
-            names = [entry.get("name") for entry in here]
-            place = names.index(step) if step in names else int(step) if step.isdigit() else len(here)
+            names = [entry.get("name") if isinstance(entry, dict) else None for entry in here]
+            place = names.index(step) if step in names else int(step) if step.isdecimal() else len(here)
             if place >= len(here):
                 raise ConfigError(f"--set {'.'.join(path)}: '{step}' is not a node; use a name or 0 to {len(here) - 1}")
             here = here[place]
@@ -193,7 +202,7 @@ def _dataset(raw: Raw) -> Dataset:
     if not isinstance(name, str):
         raise ConfigError(f"data.name: a string was expected, not {name!r}")
     if is_path(name):
-        return FunctionDataset(path=name, **values)
+        return FunctionDataset.of(name, values)
     if name == FROM_PYTHON:
         raise ConfigError("data.name: this run's data was given in Python; run or resume it there, by fedh2l.train(…)")
     if name not in DATASETS:
@@ -208,7 +217,7 @@ def make_method(raw: Raw) -> Method:
     """A method from its name and parameters."""
     values = dict(raw)
     name = values.pop("name", "fedh2l")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise ConfigError(f"method.name: unknown method '{name}'.{did_you_mean(str(name), METHODS)}")
     return METHODS[name].read(values, "method")
 

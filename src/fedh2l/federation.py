@@ -78,9 +78,12 @@ class Federation:
                     f"nodes '{first.name}' and '{node.name}' have inputs of different shapes: {first.input_shape} and "
                     f"{node.input_shape}; a node's model must be able to read everybody's public data"
                 )
-        modules = [id(node.model) for node in self.nodes if isinstance(node.model, torch.nn.Module)]
-        if len(set(modules)) < len(modules):
-            raise DataError("two nodes were given the same module object; each needs one of its own")
+        owner: dict[int, str] = {}
+        for node in self.nodes:
+            for parameter in node.model.parameters() if isinstance(node.model, torch.nn.Module) else ():
+                other = owner.setdefault(id(parameter), node.name)
+                if other != node.name:
+                    raise DataError(f"nodes '{other}' and '{node.name}' were given modules that share parameters")
 
     def _check_public(self) -> None:
         classes = self.nodes[0].domain.classes

@@ -22,14 +22,14 @@ class OptimizerSettings(Section):
     """The `[optimizer]` section."""
 
     name: Literal["amsgrad", "adam", "sgd"] = Field("amsgrad", description="update rule")
-    lr: float = Field(1e-3, gt=0, allow_inf_nan=False, description="rate of the local step (the paper's β)")
+    lr: float = Field(1e-3, gt=0, le=1e30, description="rate of the local step (the paper's β)")
     mutual_lr: float | None = Field(
         None,
         gt=0,
-        allow_inf_nan=False,
+        le=1e30,
         description="rate of the mutual step (the paper's η); the same as lr if not given",
     )
-    weight_decay: float = Field(1e-4, ge=0, allow_inf_nan=False, description="L2 penalty; 0 turns it off")
+    weight_decay: float = Field(1e-4, ge=0, le=1e30, description="L2 penalty; 0 turns it off")
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd; amsgrad and adam have their own")
 
     def rate(self, phase: Literal["local", "mutual"]) -> float:

@@ -43,4 +43,6 @@ def import_object(path: str, where: str) -> Any:
         ) from error
     except AttributeError as error:
         raise ConfigError(f"{where}: module '{module_name}' has no '{attribute}'") from error
+    except Exception as error:  # any module of a user's may fail in any way
+        raise ConfigError(f"{where}: importing '{module_name}' failed: {type(error).__name__}: {error}") from error
     return found

@@ -63,7 +63,8 @@ class _Wide(NamedTuple):
 def _correction(moved: _Wide, fixed: _Wide) -> Tensor:
     """v*·fixed: what takes `moved` to the nearest vector that does not conflict with `fixed`; 0 if it does not."""
     v = (-torch.linalg.vecdot(moved.vector, fixed.vector)).clamp_min(0) / _nonzero(fixed.square)
-    return v.unsqueeze(-1) * fixed.vector
+    correction: Tensor = v.unsqueeze(-1) * fixed.vector
+    return correction
 
 
 def _projection(gradient: Tensor, pub: _Wide, loc: _Wide) -> Projection:

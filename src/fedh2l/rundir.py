@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedh2l.checkpoints import CheckpointFolder, write_atomically
+from fedh2l.checkpoints import CheckpointFolder, write_atomically, write_exclusively
 from fedh2l.errors import RunError
 
 if sys.platform == "win32":
@@ -32,16 +32,15 @@ class RunDirectory:
         """A new run at `path`, with its configuration in it; refuses a directory that is not empty."""
         directory = RunDirectory(path)
         folder = directory.path
-        if folder.exists() and not folder.is_dir():
-            raise RunError(f"'{folder}' is a file; name a directory for the run")
-        if folder.is_dir() and any(folder.iterdir()):
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise RunError(f"'{folder}' is a file; name a directory for the run")
             if (folder / CONFIG).exists():
                 raise RunError(f"'{folder}' belongs to another run; resume that one, or name another directory")
-            raise RunError(f"'{folder}' is not empty; name a new directory for the run")
-        try:
+            if folder.is_dir() and any(folder.iterdir()):
+                raise RunError(f"'{folder}' is not empty; name a new directory for the run")
             folder.mkdir(parents=True, exist_ok=True)
-            with open(folder / CONFIG, "x", encoding="utf-8") as file:
-                file.write(config)
+            write_exclusively(folder / CONFIG, config.encode())
         except FileExistsError:
             raise RunError(f"another run has just claimed '{folder}'; name another directory") from None
         except OSError as error:
@@ -63,6 +62,8 @@ class RunDirectory:
         directory = RunDirectory(path)
         if not directory.config_path.is_file():
             raise RunError(f"'{path}' is not a run: it has no {CONFIG}")
+        if not directory.config_path.read_text(encoding="utf-8", errors="replace").strip():
+            raise RunError(f"'{path}' cannot be used: its {CONFIG} is empty")
         return directory
 
     @contextmanager
@@ -84,7 +85,13 @@ class RunDirectory:
     def result(self) -> dict[str, Any] | None:
         """The result, if the run has ended."""
         file = self.path / RESULT
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        if not file.exists():
+            return None
+        try:
+            content: dict[str, Any] = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise RunError(f"'{file}' is damaged ({error}); remove it to run the end again") from error
+        return content
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The end of a run."""
@@ -101,15 +108,14 @@ class RunDirectory:
         if not file.exists():
             return
         kept = []
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in file.read_bytes().splitlines():
             try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
+                if json.loads(line)["round"] > round:
+                    break
+            except (ValueError, KeyError, TypeError):
                 break
-            if entry["round"] > round:
-                break
-            kept.append(line + "\n")
-        write_atomically(file, "".join(kept).encode())
+            kept.append(line + b"\n")
+        write_atomically(file, b"".join(kept))
 
     def model_path(self, node: str, which: str) -> Path:
         """Where a node's best or last model is."""

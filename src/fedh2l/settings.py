@@ -19,7 +19,7 @@ class RunSettings(Section):
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
     engine: Literal["auto", "local"] = Field("auto", description="what runs the nodes: local, all in one process")
     threads: int = Field(
-        1, ge=1, description="threads within one operation; results repeat bit for bit at equal threads"
+        1, ge=1, le=1024, description="threads within one operation; results repeat bit for bit at equal threads"
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="type of parameters and inputs")
     batch_size: int = Field(32, ge=1, description="samples of a local batch")

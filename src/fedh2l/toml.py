@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
+from datetime import date, time
 from typing import Any
 
 from pydantic import BaseModel
@@ -37,18 +39,25 @@ def _entries(values: dict[str, Any], model: type[BaseModel], comments: bool) -> 
         if comments and description:
             lines += textwrap.wrap(description, 100, initial_indent="# ", subsequent_indent="#   ")
         if value is not None:
-            lines.append(f"{key} = {toml_value(value)}")
+            lines.append(f"{toml_key(key)} = {toml_value(value)}")
         elif comments:
             lines.append(f"# {key} =")
     return lines
 
 
+def toml_key(key: str) -> str:
+    """A key, quoted where TOML wants it."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
 def toml_value(value: Any) -> str:
     """One value in TOML's notation; JSON's strings and booleans are also TOML's."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value)  # 1e-05 and inf are TOML too
+    if isinstance(value, (date, time)):
+        return value.isoformat()
     return json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Literal
 
 from fedh2l.errors import ConfigError
@@ -75,8 +75,11 @@ def _random_regular(roster: Roster, degree: int) -> list[tuple[str, str]]:
             f"method.topology: no graph of {size} nodes has {degree} neighbours each; K must be below {size}, and "
             f"K × {size} even"
         )
+    dense = degree > (size - 1) / 2  # then the edges that are missing are the easier ones to draw
     for attempt in range(_ATTEMPTS):
-        edges = _pair_stubs(roster, degree, attempt)
+        edges = _pair_stubs(roster, size - 1 - degree if dense else degree, attempt)
+        if edges is not None and dense:
+            edges = sorted(set(combinations(roster.names, 2)) - {e for a, b in edges for e in ((a, b), (b, a))})
         if edges is not None and _connected(roster.names, edges):
             return edges
     raise ConfigError(f"method.topology: found no connected graph of {size} nodes with {degree} neighbours each")

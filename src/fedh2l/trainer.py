@@ -23,6 +23,9 @@ from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
 from fedh2l.settings import RunSettings, resolve_device
 
+AUTOMATIC = 50
+"""How many rounds apart automatic checkpoints are considered."""
+
 STATE_COPIES = 9
 """A checkpoint holds about this many times the parameters: themselves, the best, two optimiser states of three."""
 
@@ -76,12 +79,16 @@ class Trainer:
         """Trains, and leaves in each node's module the model that the selection rule picks."""
         with self.directory.locked() if self.directory else nullcontext(), _torch_settings(self.settings):
             if self.directory:
-                self.directory.cut_metrics(self.round)  # what a run that died wrote after its last checkpoint
+                self.directory.cut_metrics(self.round)  # what a run that died wrote after its last good checkpoint
+                self.directory.checkpoints.drop_after(self.round)
             self._clock.start()
             self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
-            while self.round < self.settings.rounds:
-                self.advance()
-            result = self._finish()
+            try:
+                while self.round < self.settings.rounds:
+                    self.advance()
+                result = self._finish()
+            finally:
+                self.engine.close()
         self._tell("on_end", result)
         return result
 
@@ -97,12 +104,12 @@ class Trainer:
             return
         if self.stop():
             raise Interrupted(self.round, self._checkpoint())
-        if self._checkpoint_due(evaluates):
+        if self._checkpoint_due():
             self._checkpoint()
 
     def _next_event(self) -> int:
         every = self.settings.checkpoint_every
-        periods = [self.settings.eval_every] + ([every] if isinstance(every, int) and every else [])
+        periods = [self.settings.eval_every, AUTOMATIC if every == "auto" else every or self.settings.rounds]
         return min(self.settings.rounds, *(self.round - self.round % period + period for period in periods))
 
     def _after_round(self, round: int) -> bool:
@@ -154,7 +161,6 @@ class Trainer:
             self._save_models(which, rounds[which])
         selection = self.settings.selection
         self.engine.select(selection)
-        self.engine.close()
         totals = [len(test) for test in self._tests]
         nodes = node_results(
             names,
@@ -190,10 +196,10 @@ class Trainer:
                 data = pack_model(weights[node.name], said[node.name], node, taken, which)
                 self.directory.write_model(node.name, which, data)
 
-    def _checkpoint_due(self, evaluated: bool) -> bool:
+    def _checkpoint_due(self) -> bool:
         every = self.settings.checkpoint_every
         if every == "auto":
-            return evaluated and self._clock.affords_checkpoint(STATE_COPIES * self.engine.parameter_bytes)
+            return self._clock.affords_checkpoint(STATE_COPIES * self.engine.parameter_bytes)
         return every > 0 and self.round % every == 0
 
     def _checkpoint(self) -> Path | None:
@@ -207,7 +213,10 @@ class Trainer:
                 "ledger": self.engine.ledger.state(),
                 "seconds": self._clock.seconds,
             }
-            path = self.directory.checkpoints.save(Checkpoint(self.round, self.engine.state(), plain))
+            try:
+                path = self.directory.checkpoints.save(Checkpoint(self.round, self.engine.state(), plain))
+            except OSError as error:
+                raise RunError(f"cannot write a checkpoint after round {self.round}: {error}") from error
         self._last_checkpoint = path
         self._tell("on_checkpoint", self.round, path)
         return path
@@ -234,6 +243,7 @@ class Trainer:
             "optimizer": self.federation.optimizer.model_dump(),
             "dtype": self.settings.dtype,
             "models": [node.model_name for node in self.federation.nodes],
+            "evaluation": [self.settings.eval_every, self.settings.selection],
             "data": [node.domain.digest for node in self.federation.nodes],
         }
 

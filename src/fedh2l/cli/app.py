@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from fedh2l.cli import inspect, run
+from fedh2l.cli import commands, run
 from fedh2l.cli.console import err, show_error
 from fedh2l.errors import FedH2LError
 from fedh2l.version import __version__
@@ -25,11 +25,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run.run)
-app.command("list")(inspect.list_known)
-app.command()(inspect.init)
-app.command()(inspect.check)
-app.command()(inspect.evaluate)
-app.command()(inspect.predict)
+app.command("list")(commands.list_known)
+app.command()(commands.init)
+app.command()(commands.check)
+app.command()(commands.evaluate)
+app.command()(commands.predict)
 
 
 def _version(wanted: bool) -> None:

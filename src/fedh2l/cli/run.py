@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +94,8 @@ def _train(trainer: Trainer) -> Result:
             return trainer.run()
     except Interrupted as stopped:
         progress.close()
-        command = f"fedh2l run --resume {shlex.quote(str(trainer.directory.path))}"
+        program = "fedh2l" if shutil.which("fedh2l") else f"{shlex.quote(sys.executable)} -m fedh2l"
+        command = f"{program} run --resume {shlex.quote(str(trainer.directory.path))}"
         notice(f"Stopped after round {stopped.round}, which is saved. Go on with:  {command}")
         raise typer.Exit(130) from None
     finally:

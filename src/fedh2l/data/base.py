@@ -22,6 +22,11 @@ class Dataset(Section):
 
     name: ClassVar[str]
 
+    @property
+    def title(self) -> str:
+        """What `data.name` says."""
+        return self.name
+
     @abstractmethod
     def domain_names(self, seed: int) -> list[str]:
         """The names of the domains, in order."""
@@ -39,8 +44,20 @@ class FunctionDataset(Dataset):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    path: str
+    _path: str = PrivateAttr("")
     _loaded: dict[int, list[Domain]] = PrivateAttr(default_factory=dict)
+
+    @staticmethod
+    def of(path: str, arguments: dict[str, Any]) -> FunctionDataset:
+        """The function at `path`, to be called with `arguments`."""
+        dataset = FunctionDataset(**arguments)
+        dataset._path = path
+        return dataset
+
+    @property
+    def title(self) -> str:
+        """The function's path."""
+        return self._path
 
     def domain_names(self, seed: int) -> list[str]:
         """The names of the domains that the function returns."""
@@ -55,20 +72,22 @@ class FunctionDataset(Dataset):
     def _call(self, seed: int) -> list[Domain]:
         from fedh2l.domain import Domain
 
-        function: Callable[..., Any] = import_object(self.path, "data.name")
+        function: Callable[..., Any] = import_object(self._path, "data.name")
+        if not callable(function):
+            raise ConfigError(f"data.name: '{self._path}' is not a function")
         arguments: dict[str, Any] = dict(self.model_extra or {})
         if "seed" in inspect.signature(function).parameters:
             arguments.setdefault("seed", seed)
         try:
             inspect.signature(function).bind(**arguments)
         except TypeError as error:
-            raise ConfigError(f"[data]: {self.path} does not take these keys: {error}") from error
+            raise ConfigError(f"[data]: {self._path} does not take these keys: {error}") from error
         try:
             result = function(**arguments)
         except FedH2LError:
             raise
         except Exception as error:  # any function of a user's may fail in any way
-            raise DataError(f"data.name: {self.path} failed: {type(error).__name__}: {error}") from error
+            raise DataError(f"data.name: {self._path} failed: {type(error).__name__}: {error}") from error
         if not isinstance(result, (list, tuple)) or not all(isinstance(domain, Domain) for domain in result):
-            raise DataError(f"data.name: {self.path} must return a list of fedh2l.Domain objects")
+            raise DataError(f"data.name: {self._path} must return a list of fedh2l.Domain objects")
         return list(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +54,11 @@ def _find(folder: Path, stem: str) -> Path | None:
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """One idx file of unsigned bytes: two zero bytes, type 8, the rank, big-endian sizes, then the values."""
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot read '{path}': {error}") from error
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or len(raw) < 4 + 4 * raw[3]:
         raise DataError(f"'{path}' is not an idx file of unsigned bytes")
     rank = raw[3]
     shape = np.frombuffer(raw, ">u4", count=rank, offset=4)

@@ -51,7 +51,7 @@ def traffic(result: Result) -> str:
     return (
         f"{human_bytes(total)} of posteriors on public data crossed between the nodes "
         f"({human_bytes(total / rounds)} a round), nothing else; "
-        f"{100 * result.conflict_rate:.0f} % of the teaching gradients conflicted and were dealt with."
+        f"{100 * result.conflict_rate:.0f} % of the teaching gradients conflicted with the local ones."
     )
 
 

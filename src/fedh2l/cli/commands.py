@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect as python_inspect
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +32,7 @@ def list_known() -> None:
     for title, known in (("methods", METHODS), ("datasets", DATASETS), ("models", MODELS)):
         typer.echo(f"{title}:")
         for name, thing in known.items():
-            summary = (python_inspect.getdoc(thing) or "").splitlines()[0]
+            summary = (inspect.getdoc(thing) or "").splitlines()[0]
             typer.echo(f"  {name:<14} {summary}")
     typer.echo("Your own: data.name = 'package.module:function', nodes.N.model = 'package.module:factory'.")
 
@@ -73,11 +73,10 @@ def check(
         table.add_row(name, short(node.model_name), f"{learner.parameters.numel():,}", *(f"{n:,}" for n in sizes))
     err.print(table)
     rows = settings.method.public_batch_rows(settings.run.batch_size)
+    rows = min(rows, max(len(node.domain.public) for node in federation.nodes))
     classes = len(federation.nodes[0].domain.classes)
     size = encoded_size("posteriors", "float32", (rows, classes))
-    err.print(
-        f"One teaching signal is {human_bytes(size)}: posteriors of {rows} public samples over {classes} classes."
-    )
+    err.print(f"A teaching signal is at most {human_bytes(size)}: {classes} posteriors each of {rows} public samples.")
     err.print(f"{config} is fine. Run it:  fedh2l run {config}", soft_wrap=True)
 
 
@@ -107,7 +106,8 @@ def evaluate(
     matrix = {name: _accuracies(load(directory, name, which), domains) for name in names}
     columns = [domain.name for domain in domains]
     rows = [[matrix[name][column] for column in columns] for name in names]
-    err.print(matrix_table(names, rows, columns, f"{which} models of {directory}: test accuracy in %"))
+    rule = config.run.model_copy(update={"selection": which}).selection_rule
+    err.print(matrix_table(names, rows, columns, f"{directory}: test accuracy in % ({rule})"))
     if as_json:
         print_json({"which": which, "accuracy": matrix})
 
