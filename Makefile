@@ -31,10 +31,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV); PyTorch may take a while ..."
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV); PyTorch may take a while ..."
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@ $(VENV)/.core
 
