@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] | Callback = (),
     **run: Any,
 ) -> Result:
     """Trains a federation and returns how every node's model does on everybody's test data.
@@ -57,16 +58,17 @@ def train(
     if resume and out is None:
         raise RunError("resume=True needs out=…, the directory of the run to go on with")
     exists = out is not None and (Path(out) / CONFIG).exists()
-    if resume and exists and (ended := RunDirectory.open(str(out)).result()):
-        return _recall(federation, str(out), Result.from_dict(ended))
+    if resume and exists:
+        _check_same(RunDirectory.open(str(out)), federation)
+        if ended := RunDirectory(str(out)).result():
+            return _recall(federation, str(out), Result.from_dict(ended))
     shown = [LiveProgress(Console(stderr=True))] if progress else []
-    trainer = Trainer(federation, callbacks=[*shown, *callbacks])
+    listeners = [callbacks] if isinstance(callbacks, Callback) else callbacks
+    trainer = Trainer(federation, callbacks=[*shown, *listeners])
     if out is not None:
         trainer.directory = RunDirectory(out) if resume and exists else RunDirectory.claim(out, _describe(federation))
-    if resume and exists:
-        _check_same(trainer.directory, federation)
-        if not trainer.resume():
-            log.warning("%s has no checkpoint: starting from round 0", out)
+    if resume and exists and not trainer.resume():
+        log.warning("%s has no checkpoint: starting from round 0", out)
     try:
         return trainer.run()
     finally:
@@ -74,9 +76,8 @@ def train(
             view.close()
 
 
-def _check_same(directory: RunDirectory | None, federation: Federation) -> None:
+def _check_same(directory: RunDirectory, federation: Federation) -> None:
     """Refuses to go on with a run under other settings than it was started with; the device may change."""
-    assert directory is not None
     then, now = (set(text.splitlines()) for text in (directory.config_path.read_text("utf-8"), _describe(federation)))
     different = sorted(line for line in then ^ now if not line.startswith("device ="))
     if different:
@@ -110,6 +111,11 @@ def load(run: str | Path, node: str, which: str = "best", model: nn.Module | Non
 
 def _describe(federation: Federation) -> str:
     """The configuration of a run that was started from Python: all but the data can be written down."""
+    for node in federation.nodes:
+        try:
+            json.dumps(dict(node.model_args))
+        except TypeError as error:
+            raise ConfigError(f"node '{node.name}': model_args cannot be saved with the run: {error}") from None
     sections: dict[str, dict[str, Any]] = {
         "run": federation.settings.model_dump(exclude={"out"}, exclude_none=True),
         "data": {"name": FROM_PYTHON},
