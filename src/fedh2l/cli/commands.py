@@ -87,7 +87,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Other data: a key of the data section to change, as angles=10, or a dataset; repeatable.",
+            help="Other data: a key of the data section to change, as angles=\\[10,80], or a dataset; repeatable.",
         ),
     ] = None,
     which: Annotated[str, typer.Option(metavar="best|last", help="Which models.")] = "best",
