@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from torch import nn
@@ -18,6 +19,8 @@ from fedh2l.config import load_config
 from fedh2l.federation import Federation
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("any machine", deadline=None)  # slow is not wrong
+hypothesis.settings.load_profile("any machine")
 
 TINY = ["run.device=cpu", "data.per_class=20", "run.eval_every=10", "run.batch_size=8"]
 MLPS = [f"nodes.{i}.model=mlp" for i in range(4)] + [f"nodes.{i}.model_args.hidden=[12]" for i in range(4)]
