@@ -157,7 +157,7 @@ def test_stopping_saves_the_round(federation, tmp_path):
 def test_a_checkpoint_of_another_federation_is_refused(federation, tmp_path):
     directory = RunDirectory.claim(tmp_path / "run", "x")
     Trainer(federation("run.checkpoint_every=5"), directory).run()
-    for change in ("method.kl=false", "optimizer.lr=0.5", "run.seed=3", "nodes.0.model=cnn"):
+    for change in ("method.kl=false", "optimizer.lr=0.5", "run.seed=3", "nodes.0.model=cnn", "nodes.M0.model_args={}"):
         reset = ["nodes.0.model_args={}"] if "nodes" in change else []
         with pytest.raises(RunError, match="is of a run with another"):
             Trainer(federation(change, *reset), directory).resume()

@@ -78,7 +78,7 @@ class Config:
             "data": {"name": self.data_name, **data},
             "method": {"name": self.method.name, **self.method.model_dump()},
             "optimizer": self.optimizer.model_dump(),
-            "nodes": [node.model_dump(exclude_defaults=False) for node in self.nodes],
+            "nodes": [node.model_dump() for node in self.nodes],
         }
 
 

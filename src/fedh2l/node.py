@@ -47,6 +47,11 @@ class Node:
         """The shape of one input."""
         return tuple(self.domain.private.inputs.shape[1:])
 
+    @property
+    def floating(self) -> bool:
+        """Whether inputs are measurements, which take on the run's type, or indices, which do not."""
+        return self.domain.private.inputs.is_floating_point()
+
     def build(self, secret: str, batch_size: int) -> nn.Module:
         """The module, checked on a batch; its initial weights come from the node's secret."""
         where = f"node '{self.name}': model '{self.model_name}'"

@@ -191,7 +191,8 @@ class Trainer:
     def _save_models(self, which: Which, rounds: Sequence[int]) -> None:
         if self.directory:
             weights = self.engine.state_dicts()
-            said = self.engine.logits(probe(self.federation.nodes[0], self.settings.torch_dtype))
+            first = self.federation.nodes[0]
+            said = self.engine.logits(probe(first.input_shape, first.floating, self.settings.torch_dtype))
             for node, taken in zip(self.federation.nodes, rounds, strict=True):
                 data = pack_model(weights[node.name], said[node.name], node, taken, which)
                 self.directory.write_model(node.name, which, data)
@@ -243,6 +244,7 @@ class Trainer:
             "optimizer": self.federation.optimizer.model_dump(),
             "dtype": self.settings.dtype,
             "models": [node.model_name for node in self.federation.nodes],
+            "size of models": self.engine.parameter_bytes,
             "evaluation": [self.settings.eval_every, self.settings.selection],
             "data": [node.domain.digest for node in self.federation.nodes],
         }

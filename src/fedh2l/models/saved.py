@@ -98,12 +98,11 @@ class Classifier(nn.Module):
         return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())
 
 
-def probe(node: Node, dtype: torch.dtype) -> Tensor:
-    """One input, the same for every model that takes this shape; holds nothing of anybody's data."""
-    inputs = node.domain.public.inputs
-    if not inputs.is_floating_point():
-        return torch.zeros_like(inputs[:1])
-    return torch.linspace(-1, 1, inputs[0].numel(), dtype=dtype).view(1, *inputs.shape[1:])
+def probe(input_shape: Sequence[int], floating: bool, dtype: torch.dtype) -> Tensor:
+    """One input `(1, …)`, the same for every model that takes this shape; holds nothing of anybody's data."""
+    size = math.prod(input_shape)
+    values = torch.linspace(-1, 1, size, dtype=dtype) if floating else torch.zeros(size, dtype=torch.long)
+    return values.view(1, *input_shape)
 
 
 def pack_model(weights: Mapping[str, Tensor], said: Tensor, node: Node, round: int, which: str) -> bytes:
@@ -121,7 +120,7 @@ def pack_model(weights: Mapping[str, Tensor], said: Tensor, node: Node, round: i
         "classes": node.domain.classes,
         "input_shape": node.input_shape,
         "preprocessing": dict(node.domain.preprocessing),
-        "floating": node.domain.public.inputs.is_floating_point(),
+        "floating": node.floating,
         "said": said.flatten().tolist(),
     }
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
@@ -163,11 +162,7 @@ def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
 
 @torch.no_grad()
 def _check_probe(module: nn.Module, about: Mapping[str, Any], dtype: torch.dtype, path: Path) -> None:
-    shape = about["input_shape"]
-    inputs = (
-        torch.linspace(-1, 1, math.prod(shape), dtype=dtype) if about["floating"] else torch.zeros(math.prod(shape))
-    )
-    said = module(inputs.view(1, *shape) if about["floating"] else inputs.long().view(1, *shape)).flatten()
+    said = module(probe(about["input_shape"], about["floating"], dtype)).flatten()
     if not torch.allclose(said, torch.tensor(about["said"], dtype=dtype), rtol=1e-2, atol=1e-2):
         raise ModelError(
             f"the weights in '{path}' fit, but the model built for them computes something else than the one that was "
