@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedh2l.errors import MessageError
-from fedh2l.messages import FAULTS, Posteriors, check_shape, decode, encode, encoded_size, faults
+from fedh2l.messages import Posteriors, decode, encode, encoded_size
 from fedh2l.roster import Roster
 
 ROSTER = Roster(("a", "b", "c"), seed=1)
@@ -22,7 +22,7 @@ def signal(rows: int = 5, classes: int = 4, sender: str = "b", labels: torch.Ten
 def test_the_byte_form_gives_back_the_tensor_form(labels):
     message = signal(labels=labels)
     data = encode(message, ROSTER)
-    assert len(data) == encoded_size("posteriors", "float32", (5, 4), counted=labels is not None)
+    assert len(data) == encoded_size("posteriors", "float32", (5, 4), flagged=labels is not None)
     assert len(data) == message.encoded_size
     back = decode(data, ROSTER)
     assert (back.sender, back.round) == ("b", 7)
@@ -30,7 +30,7 @@ def test_the_byte_form_gives_back_the_tensor_form(labels):
     assert (back.correct is None) == (labels is None)
     if labels is not None:
         assert int(back.correct) == int(message.correct)
-        assert not faults(back, labels).any()
+        assert not back.faults(labels).any()
 
 
 def test_the_documented_size():
@@ -57,7 +57,7 @@ def change(data: bytes, position: int, new: bytes) -> bytes:
         (8, b"\xff" * 16, "another federation"),
         (24, b"\x03\x00\x00\x00", "roster"),
         (32, b"\x06\x00\x00\x00", "rows"),
-        (36, b"\x05\x00", "classes"),
+        (36, b"\x05\x00", "columns"),
         (38, b"\x02\x00", "flags"),
     ],
 )
@@ -89,7 +89,7 @@ def test_mutated_messages_are_refused_or_sound(edits, length):
         message = decode(bytes(data), ROSTER)
     except MessageError:
         return
-    if not faults(message, LABELS).any():
+    if not message.faults(LABELS).any():
         assert torch.isfinite(message.values).all()
         assert (message.values >= 0).all()
         assert ((message.values.sum(-1) - 1).abs() <= 1e-4).all()
@@ -102,16 +102,16 @@ def test_mutated_messages_are_refused_or_sound(edits, length):
 def test_unsound_values_are_flagged(value, fault):
     message = signal()
     message.values[1, 2] = value
-    assert faults(message, LABELS)[fault], FAULTS[fault]
+    assert message.faults(LABELS)[fault], message.FAULTS[fault]
 
 
 def test_a_forged_accuracy_is_flagged():
     honest = signal()
     forged = Posteriors(honest.sender, honest.round, honest.values, honest.correct + 1)
-    assert faults(honest, LABELS).tolist() == [False] * 4
-    assert faults(forged, LABELS).tolist() == [False, False, False, True]
+    assert honest.faults(LABELS).tolist() == [False] * 4
+    assert forged.faults(LABELS).tolist() == [False, False, False, True]
 
 
 def test_a_signal_of_another_shape_is_refused():
     with pytest.raises(MessageError, match="agreed"):
-        check_shape(signal(), 5, 3)
+        signal().check_shape(5, 3)

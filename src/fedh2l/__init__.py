@@ -9,6 +9,7 @@ from fedh2l.callbacks import Callback
 from fedh2l.data.splits import Shares
 from fedh2l.domain import Domain, Samples
 from fedh2l.errors import FedH2LError
+from fedh2l.methods.base import Method
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings as Optimizer
@@ -20,6 +21,7 @@ __all__ = [
     "Domain",
     "FedH2L",
     "FedH2LError",
+    "Method",
     "Node",
     "Optimizer",
     "Result",

@@ -12,11 +12,12 @@ from rich.console import Console
 from torch import nn
 
 from fedh2l.callbacks import Callback
-from fedh2l.config import FROM_PYTHON, make_method
+from fedh2l.config import FROM_PYTHON
 from fedh2l.errors import ConfigError, ModelError, RunError, did_you_mean
 from fedh2l.federation import Federation
 from fedh2l.methods.base import Method
 from fedh2l.methods.fedh2l import FedH2L
+from fedh2l.methods.registry import make_method
 from fedh2l.models.saved import Classifier, load_model
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
@@ -119,7 +120,7 @@ def _describe(federation: Federation) -> str:
     sections: dict[str, dict[str, Any]] = {
         "run": federation.settings.model_dump(exclude={"out"}, exclude_none=True),
         "data": {"name": FROM_PYTHON},
-        "method": {"name": federation.method.name, **federation.method.model_dump(exclude_none=True)},
+        "method": {"name": federation.method.title, **federation.method.model_dump(exclude_none=True)},
         "optimizer": federation.optimizer.model_dump(exclude_none=True),
     }
     tables = [(f"[{name}]", values) for name, values in sections.items()]

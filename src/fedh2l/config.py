@@ -15,7 +15,7 @@ from fedh2l.data.registry import DATASETS
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.federation import Federation
 from fedh2l.methods.base import Method
-from fedh2l.methods.registry import METHODS
+from fedh2l.methods.registry import find_method, make_method
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.plugins import is_path, search
@@ -76,7 +76,7 @@ class Config:
         return {
             "run": self.run.model_dump(exclude={"out"}),
             "data": {"name": self.data_name, **data},
-            "method": {"name": self.method.name, **self.method.model_dump()},
+            "method": {"name": self.method.title, **self.method.model_dump()},
             "optimizer": self.optimizer.model_dump(),
             "nodes": [node.model_dump() for node in self.nodes],
         }
@@ -101,6 +101,7 @@ def load_config(
     for path, value in changes:
         if path[0] != "nodes":
             _apply(raw, path, value)
+    _apply_preset(raw)
     raw.setdefault("run", {}).update({key: value for key, value in (run or {}).items() if value is not None})
     settings = RunSettings.read(raw["run"], "run").resolved()
     data = _dataset(raw.get("data", {}))
@@ -151,6 +152,22 @@ def _choose_method(raw: Raw, method: str | None) -> list[str]:
     raw["method"] = {"name": method}
     dropped = sorted(set(written) - {"name"})
     return [f"--method {method}: the file's [method] keys are left out: {', '.join(dropped)}"] if dropped else []
+
+
+def _apply_preset(raw: Raw) -> None:
+    """Fills in what `method.preset` stands for, where nothing else is said."""
+    written = raw.get("method", {})
+    if "preset" not in written:
+        return
+    raw["method"] = {key: value for key, value in written.items() if key != "preset"}
+    method = find_method(written.get("name", "fedh2l"))
+    preset = written["preset"]
+    if preset not in method.presets:
+        known = ", ".join(method.presets) or "none"
+        raise ConfigError(f"method.preset: {method.name} has no preset '{preset}'; it has: {known}")
+    for key, value in method.presets[preset].items():
+        section, _, name = key.partition(".")
+        raw.setdefault(section, {}).setdefault(name, value)
 
 
 def _drop_other_data(raw: Raw, changes: Sequence[tuple[list[str], Any]]) -> None:
@@ -211,15 +228,6 @@ def _dataset(raw: Raw) -> Dataset:
             f"Data of your own is 'package.module:function'."
         )
     return DATASETS[name].read(values, "data")
-
-
-def make_method(raw: Raw) -> Method:
-    """A method from its name and parameters."""
-    values = dict(raw)
-    name = values.pop("name", "fedh2l")
-    if not isinstance(name, str) or name not in METHODS:
-        raise ConfigError(f"method.name: unknown method '{name}'.{did_you_mean(str(name), METHODS)}")
-    return METHODS[name].read(values, "method")
 
 
 def _nodes(

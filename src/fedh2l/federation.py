@@ -9,9 +9,11 @@ from functools import cached_property
 
 import torch
 
+from fedh2l.domain import Samples
 from fedh2l.errors import DataError
 from fedh2l.learner import Learner
-from fedh2l.methods.base import Method
+from fedh2l.methods.base import Method, require_one_architecture
+from fedh2l.methods.registry import METHODS
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.roster import Roster
@@ -40,7 +42,7 @@ class Federation:
     def roster(self) -> Roster:
         """The members and their terms."""
         terms = {
-            "method": {"name": self.method.name, **self.method.model_dump(mode="json")},
+            "method": {"name": self.method.title, **self.method.model_dump(mode="json")},
             "rounds": self.settings.rounds,
             "batch_size": self.settings.batch_size,
             "classes": list(self.nodes[0].domain.classes) if self.nodes else [],
@@ -52,7 +54,8 @@ class Federation:
         device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         parts = {node.name: node.domain.public for node in self.nodes}
         seed_set = SeedSet(parts, self.settings.seed).to(device, dtype)
-        return [
+        validation = Samples.concatenate([node.domain.validation for node in self.nodes]).to(device, dtype)
+        learners = [
             Learner(
                 node,
                 seed_set,
@@ -61,9 +64,19 @@ class Federation:
                 self.settings.batch_size,
                 device,
                 dtype,
+                validation,
             )
-            for node in self.nodes
+            for node in self.members
         ]
+        if not self.method.heterogeneous:
+            able = [name for name, method in METHODS.items() if method.heterogeneous]
+            require_one_architecture(learners, self.method.title, able)
+        return learners
+
+    @cached_property
+    def members(self) -> Sequence[Node]:
+        """The nodes with the models that the method trains, which it may have made from theirs."""
+        return self.method.adapt(self.nodes)
 
     def _check_domains(self) -> None:
         first = self.nodes[0]

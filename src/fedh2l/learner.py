@@ -6,25 +6,28 @@ nodes at once offers the same interface with a leading dimension, and the method
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedh2l.domain import Samples
+from fedh2l.network import Network, flattened, grouped
 from fedh2l.node import Node
-from fedh2l.optimizers import OptimizerSettings, State
-from fedh2l.parameters import FlatParameters
-from fedh2l.sampling import PrivatePurpose, draw_indices, torch_seed
+from fedh2l.optimizers import OptimizerSettings
+from fedh2l.sampling import PrivatePurpose, draw_indices, shuffled, torch_seed
 from fedh2l.seedset import SeedSet
 
-LocalData = Literal["private+all-public", "private+own-public"]
-Phase = Literal["local", "mutual"]
+LocalData = Literal["private", "private+own-public", "private+all-public"]
+Weights = dict[str, Tensor]
 
 
-class Learner:
-    """One node's model, data, optimiser states and memory during a training."""
+class Learner(Network):
+    """One node's model, data and memory during a training."""
 
     def __init__(
         self,
@@ -35,46 +38,62 @@ class Learner:
         batch_size: int,
         device: torch.device,
         dtype: torch.dtype,
+        validation: Samples | None = None,
     ) -> None:
-        self.name = node.name
-        self.classes = len(node.domain.classes)
         module = node.build(secret, batch_size)
         first = next(module.parameters())
         self._home = (first.device, first.dtype, module.training)
-        self.module: nn.Module = module.to(device, dtype)
-        self.flat = FlatParameters(self.module)
+        super().__init__(module.to(device, dtype), optimizer)
+        self.name = node.name
+        self.classes = len(node.domain.classes)
         self.private = node.domain.private.to(device, dtype)
         self.seed_set = seed_set
+        self.validation = validation
+        """Everybody's validation data, pooled: what models are selected on."""
         self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.optimizer_states: dict[str, State] = {}
+        self.networks: dict[str, Network] = {}
+        """Networks that a method keeps beside the node's own."""
+        self.views: dict[str, Callable[[Tensor], Tensor]] = {}
+        """What else a method wants to be tested: functions from inputs to logits, by name."""
         self.memory: dict[str, Tensor] = {}
         """What a method keeps from round to round for this node; saved in checkpoints."""
         self.records: dict[str, list[tuple[int, Tensor]]] = {}
         """Scalars of each round since the last evaluation."""
-        self.best: dict[str, Tensor] | None = None
+        self.best: Weights | None = None
         """The weights that did best on validation data so far."""
+        self.reported: Weights | None = None
+        """The weights that count as this node's model, where they are not the ones it is training."""
+        self._node = node
         self._secret = secret
-        self._pools: dict[LocalData, Samples] = {}
-        self._plain_modes = all(type(m).train is nn.Module.train for m in self.module.modules())
-        self._modules = list(self.module.modules())
-
-    @property
-    def parameters(self) -> Tensor:
-        """All trainable parameters as one vector `(parameters,)`."""
-        return self.flat.vector
+        self._pools: dict[str, Samples] = {}
 
     def local_batch(self, round: int, pool: LocalData) -> Samples:
         """The batch of a round from this node's local pool, drawn by its secret."""
-        samples = self.pool(pool)
-        drawn = draw_indices(len(samples), self.batch_size, "local-batch", self._secret, self.name, round)
-        return samples.take(drawn)
+        return self.pool(pool).take(self.local_indices(round, pool))
+
+    def local_indices(self, round: int, pool: LocalData) -> Tensor:
+        """Where in its local pool the batch of a round is, `(batch_size,)`."""
+        return self.draw("local-batch", round, len(self.pool(pool)), self.batch_size)
+
+    def draw(self, purpose: PrivatePurpose, round: int, population: int, count: int) -> Tensor:
+        """`count` of `population` indices, drawn by this node's secret; all, in order, if there are no more."""
+        drawn = draw_indices(population, count, purpose, self._secret, self.name, round)
+        return torch.tensor(drawn, device=self.parameters.device)
+
+    def order(self, purpose: PrivatePurpose, round: int, count: int) -> Tensor:
+        """All `count` indices in a random order, drawn by this node's secret."""
+        drawn = shuffled(range(count), purpose, self._secret, self.name, round)
+        return torch.tensor(drawn, device=self.parameters.device)
 
     def pool(self, kind: LocalData) -> Samples:
         """Everything that this node may train on locally: private data, then public data in roster order."""
         if kind not in self._pools:
             public = self.seed_set.parts
-            shared = [public[self.name]] if kind == "private+own-public" else list(public.values())
+            shared = {
+                "private": [],
+                "private+own-public": [public[self.name]],
+                "private+all-public": list(public.values()),
+            }[kind]
             self._pools[kind] = Samples.concatenate([self.private, *shared])
         return self._pools[kind]
 
@@ -82,68 +101,52 @@ class Learner:
         """The batch of a round from the public data of `owner`, the same for everybody."""
         return self.seed_set.batch(owner, round, size)
 
-    def logits(self, inputs: Tensor) -> Tensor:
-        """What the model, in training mode, says of inputs `(rows, …)`: `(rows, classes)`, with its graph."""
-        self._set_mode(training=True)
-        output: Tensor = self.module(inputs)
-        return output
+    def build(self, model: str, arguments: Mapping[str, Any]) -> nn.Module:
+        """Another model, with the initial weights that it would have had as this node's own."""
+        return replace(self._node, model=model, model_args=arguments).build(self._secret, self.batch_size)
 
-    @torch.no_grad()
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Logits `(rows, classes)` in evaluation mode, as a teacher or in a test."""
-        self._set_mode(training=False)
-        output: Tensor = self.module(inputs)
-        return output
+    def further(self, name: str, module: nn.Module) -> Network:
+        """A copy of `module`, kept in training beside this node's own model."""
+        network = Network(copy.deepcopy(module).to(self.parameters.device, self.parameters.dtype), self.optimizer)
+        self.networks[name] = network
+        return network
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient of a loss with respect to `parameters`, `(parameters,)`."""
-        return self.flat.gradient(loss)
+    def report(self) -> None:
+        """From now on, and until the next call, the present weights count as this node's model."""
+        self.reported = self.weights()
 
-    @torch.no_grad()
-    def step(self, gradient: Tensor, phase: Phase, state: Phase | None = None) -> None:
-        """One optimiser step at the rate of `phase`, with the state of that phase or of another one."""
-        key = state or phase
-        if key not in self.optimizer_states:
-            self.optimizer_states[key] = self.optimizer.initial_state(self.parameters)
-        self.optimizer.step(self.parameters, gradient, self.optimizer_states[key], self.optimizer.rate(phase))
+    @contextmanager
+    def showing(self, weights: Weights | None) -> Iterator[None]:
+        """Puts other weights in the model for a while; None changes nothing."""
+        if weights is None:
+            yield
+            return
+        training = self.weights()
+        self.load_weights(weights)
+        try:
+            yield
+        finally:
+            self.load_weights(training)
 
     def seed_torch(self, purpose: PrivatePurpose, round: int) -> None:
         """Addresses what a model draws from torch's own generator (dropout) like everything else that is random."""
-        seed = torch_seed(purpose, self._secret, self.name, round)
-        device = self.parameters.device
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-        else:
-            torch.default_generator.manual_seed(seed)
+        seed_generators(torch_seed(purpose, self._secret, self.name, round), self.parameters.device)
 
     def record(self, round: int, **values: Tensor) -> None:
         """Notes scalars of a round; they stay on the device until the next evaluation reads them all."""
         for name, value in values.items():
             self.records.setdefault(name, []).append((round, value.detach()))
 
-    def weights(self) -> dict[str, Tensor]:
-        """A copy of all that makes the model: trained parameters in one vector, buffers and frozen parameters."""
-        rest = {f"rest.{name}": tensor.detach().clone() for name, tensor in self._untrained().items()}
-        return {"parameters": self.parameters.clone(), **rest}
-
-    @torch.no_grad()
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over what `weights` returned."""
-        self.parameters.copy_(weights["parameters"])
-        for name, tensor in self._untrained().items():
-            tensor.copy_(weights[f"rest.{name}"])
-
-    def _untrained(self) -> dict[str, Tensor]:
-        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
-        return {**frozen, **dict(self.module.named_buffers())}
-
     def state(self) -> dict[str, Tensor]:
         """Everything that the next round depends on, for a checkpoint."""
-        state = {f"model.{name}": value for name, value in self.weights().items()}
-        state |= {f"best.{name}": value for name, value in (self.best or {}).items()}
-        state |= {f"memory.{name}": value.clone() for name, value in self.memory.items()}  # may be one tensor twice
-        for phase, optimizer in self.optimizer_states.items():
-            state |= {f"optimizer.{phase}.{name}": value for name, value in optimizer.items()}
+        state = super().state() | flattened(
+            {
+                "best": self.best or {},
+                "reported": self.reported or {},
+                "memory": {name: value.clone() for name, value in self.memory.items()},  # may be one tensor twice
+                **{f"network-{name}": network.state() for name, network in self.networks.items()},
+            }
+        )
         for name, entries in self.records.items():
             state[f"record.{name}.rounds"] = torch.tensor([round for round, _ in entries])
             state[f"record.{name}.values"] = torch.stack([value for _, value in entries])
@@ -151,18 +154,12 @@ class Learner:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state` returned."""
-        device = self.parameters.device
-        groups: dict[str, dict[str, Tensor]] = {}
-        for key, value in state.items():
-            group, _, name = key.partition(".")
-            groups.setdefault(group, {})[name] = value.to(device)
-        self.load_weights(groups["model"])
-        self.best = groups.get("best")
+        super().restore(state)
+        groups = grouped(state, self.parameters.device)
+        self.best, self.reported = groups.get("best"), groups.get("reported")
         self.memory = groups.get("memory", {})
-        self.optimizer_states = {}
-        for key, value in groups.get("optimizer", {}).items():
-            phase, _, name = key.partition(".")
-            self.optimizer_states.setdefault(phase, {})[name] = value
+        for name, network in self.networks.items():
+            network.restore(groups[f"network-{name}"])
         records = groups.get("record", {})
         self.records = {}
         for name in sorted({key.rpartition(".")[0] for key in records}):
@@ -175,10 +172,19 @@ class Learner:
         self.flat.release()
         self.module.to(device, dtype).train(training)
 
-    def _set_mode(self, training: bool) -> None:
-        """`module.train(training)`, without its cost for small models unless one of the layers redefines it."""
-        if not self._plain_modes:
-            self.module.train(training)
-        elif self.module.training is not training:
-            for module in self._modules:
-                module.training = training
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seeds the generator that a model on `device` draws from."""
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def architectures(learners: Sequence[Learner]) -> dict[str, list[str]]:
+    """Names of nodes by the layout of their models; parameter averaging needs one layout."""
+    found: dict[str, list[str]] = {}
+    for learner in learners:
+        layout = str([(name, tuple(t.shape)) for name, t in learner.module.state_dict().items()])
+        found.setdefault(layout, []).append(learner.name)
+    return found

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedh2l.messages import Posteriors
+from fedh2l.messages import Message
 
 
 class Ledger:
@@ -25,12 +25,13 @@ class Ledger:
         """With headers, a copy per receiver."""
         return sum(self.edges.values())
 
-    def count(self, message: Posteriors, receivers: Sequence[str]) -> None:
+    def count(self, message: Message, receivers: Sequence[str]) -> None:
         """One message, delivered to each of `receivers`."""
+        size = message.encoded_size
         for receiver in receivers:
-            self.edges[f"{message.sender}->{receiver}"] += message.encoded_size
+            self.edges[f"{message.sender}->{receiver}"] += size
         self.payload += message.payload_size * len(receivers)
-        self.multicast += message.encoded_size if receivers else 0
+        self.multicast += size if receivers else 0
 
     def summary(self, rounds: int) -> dict[str, Any]:
         """The `bytes` of a result."""

@@ -29,6 +29,15 @@ def kl_rows(teacher: Tensor, log_p: Tensor) -> Tensor:
     return (torch.xlogy(teacher, teacher) - teacher * log_p).sum(-1)
 
 
+def distillation(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """T²·KL(teacher ‖ student) of two sets of logits `(…, rows, classes)` at temperature T, to `(…)`.
+
+    Summed over classes, averaged over rows; the teacher is a constant. T² keeps gradients of one size (Hinton et al.).
+    """
+    target = torch.softmax(teacher.detach() / temperature, -1)
+    return temperature**2 * kl_rows(target, torch.log_softmax(student / temperature, -1)).mean(-1)
+
+
 def correct_count(scores: Tensor, labels: Tensor) -> Tensor:
     """How many rows `(…, rows, classes)` have their largest value at the label; ties go to the lowest class."""
     return (scores.argmax(-1) == labels).sum(-1)

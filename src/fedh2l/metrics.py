@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from fedh2l.domain import Samples
 from fedh2l.losses import correct_count
@@ -35,10 +35,9 @@ def average(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def count_correct(module: nn.Module, samples: Samples) -> int:
-    """How many samples a module gets right, in evaluation mode."""
-    module.eval()
+def count_correct(predict: Callable[[Tensor], Tensor], samples: Samples) -> int:
+    """How many samples a function from inputs to logits gets right."""
     batches = zip(
         torch.split(samples.inputs, EVALUATION_ROWS), torch.split(samples.labels, EVALUATION_ROWS), strict=True
     )
-    return int(torch.stack([correct_count(module(inputs), labels) for inputs, labels in batches]).sum())
+    return int(torch.stack([correct_count(predict(inputs), labels) for inputs, labels in batches]).sum())

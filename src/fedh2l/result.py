@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedh2l.metrics import average, scores
@@ -20,6 +20,8 @@ class NodeResult:
     CDP: float
     round: int
     """When the selected model was taken."""
+    validation: float
+    """Its ACC on the pooled validation data, by which it was selected."""
     last: dict[str, float]
 
 
@@ -40,6 +42,8 @@ class Result:
     conflict_rate: float
     """Share of mutual steps in which the teaching gradient conflicted with the local one."""
     seconds: float
+    views: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What else the method had tested, selected alike: averages over the nodes of the meme of FML, say."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of the result."""
@@ -58,10 +62,18 @@ def node_results(
     last: Sequence[Sequence[int]],
     totals: Sequence[int],
     rounds: Sequence[int],
+    validation: Sequence[float],
 ) -> list[NodeResult]:
     """Results from counts: `selected[i][j]` of `totals[j]` right by the selected model of node i on domain j."""
     return [
-        NodeResult(name, models[i], **scores(selected[i], totals, i), round=rounds[i], last=scores(last[i], totals, i))
+        NodeResult(
+            name,
+            models[i],
+            **scores(selected[i], totals, i),
+            round=rounds[i],
+            validation=validation[i],
+            last=scores(last[i], totals, i),
+        )
         for i, name in enumerate(names)
     ]
 

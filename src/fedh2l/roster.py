@@ -15,6 +15,10 @@ from fedh2l.errors import ConfigError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
+RESERVED = "server"
+"""The sender of what comes from a server, in methods that have one."""
+
+
 @dataclass(frozen=True)
 class Roster:
     """The members of a federation and everything they must agree on before the first round.
@@ -35,6 +39,8 @@ class Roster:
                 raise ConfigError(
                     f"node name '{name}': use 1 to 63 letters, digits, '.', '_' and '-', a letter or digit first"
                 )
+            if name == RESERVED:
+                raise ConfigError(f"node name '{name}': this name is kept for the server of methods that have one")
         twice = sorted({name for name in self.names if self.names.count(name) > 1})
         if twice:
             raise ConfigError(f"two nodes are named '{twice[0]}'; give each its own name")

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 TAG = "fedh2l-1"
 T = TypeVar("T")
 
-PublicPurpose = Literal["public-batch", "topology", "peers", "pairs", "digits", "split"]
+PublicPurpose = Literal[
+    "public-batch", "topology", "peers", "pairs", "digits", "split", "alignment", "server-batch", "torch-server"
+]
 """Drawn from the federation's seed, which every peer holds."""
 
-PrivatePurpose = Literal["initial-weights", "local-batch", "torch-local", "torch-emit", "torch-mutual"]
+PrivatePurpose = Literal["initial-weights", "local-batch", "digest", "torch-local", "torch-emit", "torch-mutual"]
 """Drawn from a node's secret, so that nobody else can tell which private samples were in a batch."""
 
 Purpose = PublicPurpose | PrivatePurpose | Literal["node-secret"]

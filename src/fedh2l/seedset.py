@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 
@@ -25,6 +26,17 @@ class SeedSet:
     def to(self, device: torch.device, dtype: torch.dtype) -> SeedSet:
         """The same set on a device."""
         return SeedSet({name: part.to(device, dtype) for name, part in self.parts.items()}, self.seed)
+
+    @cached_property
+    def union(self) -> Samples:
+        """Everybody's public data, in roster order."""
+        return Samples.concatenate(list(self.parts.values()))
+
+    def subset(self, round: int, size: int) -> Samples:
+        """`size` samples of everybody's public data, or all of them if there are no more."""
+        if size >= len(self.union):
+            return self.union
+        return self.union.take(draw_indices(len(self.union), size, "alignment", self.seed, "", round))
 
     def batch(self, owner: str, round: int, size: int) -> Samples:
         """`size` samples of the owner's public data, or all of them if there are no more."""

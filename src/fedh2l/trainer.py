@@ -18,6 +18,7 @@ from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.local import LocalEngine
 from fedh2l.errors import DivergedError, RunError
 from fedh2l.federation import Federation
+from fedh2l.metrics import average, scores
 from fedh2l.models.saved import pack_model, probe
 from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
@@ -28,6 +29,10 @@ AUTOMATIC = 50
 
 STATE_COPIES = 9
 """A checkpoint holds about this many times the parameters: themselves, the best, two optimiser states of three."""
+
+
+ViewScore = tuple[int, int, list[int]]
+"""Validation samples that a view got right, the round of that, and the test samples of each domain it got right."""
 
 
 class Interrupted(Exception):  # noqa: N818 - an outcome rather than an error
@@ -54,10 +59,15 @@ class Trainer:
         self.directory = directory
         self.callbacks = callbacks
         self.stop = stop
-        self.engine: Engine = LocalEngine(federation.learners(), federation.method, federation.roster)
+        self.engine: Engine = LocalEngine(
+            federation.learners(), federation.method, federation.roster, self.settings.rounds
+        )
         self.round = 0
         self.best: dict[str, tuple[int, int]] = {}
         """For each node, the validation samples that its best model got right, and the round of that model."""
+        self.views: dict[str, dict[str, ViewScore]] = {}
+        """For each view and node, how the best of it did so far."""
+        self._last_validation: dict[str, int] = {}
         self._conflicts = (0.0, 0)  # how many, of how many mutual steps
         device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         domains = [node.domain for node in federation.nodes]
@@ -125,10 +135,13 @@ class Trainer:
             raise DivergedError(f"{error}; training stopped. {kept} A lower optimizer.lr may help.") from None
 
     def _evaluate(self) -> None:
+        self.engine.complete(count=self.round == self.settings.rounds)
         counts = {name: right for name, (right,) in self.engine.correct([self._validation]).items()}
         better = [name for name, right in counts.items() if right > self.best.get(name, (-1, 0))[0]]
         self.best |= {name: (counts[name], self.round) for name in better}
         self.engine.keep_best(better)
+        self._last_validation = counts
+        self._evaluate_views()
         series = self.engine.series()
         nodes = {}
         for name in self.federation.roster.names:
@@ -148,6 +161,22 @@ class Trainer:
         if self.directory:
             self.directory.append_metrics(entry)
         self._tell("on_evaluation", entry)
+
+    def _evaluate_views(self) -> None:
+        """Views have no weights to keep, so what is best on validation data is tested at once."""
+        for view in self.engine.views():
+            best = self.views.setdefault(view, {})
+            for name in self.federation.roster.names:
+                (right,) = self.engine.correct_view(view, name, [self._validation])
+                if self.settings.selection == "last" or name not in best or right > best[name][0]:
+                    best[name] = (right, self.round, self.engine.correct_view(view, name, self._tests))
+
+    def _view_averages(self, totals: Sequence[int]) -> dict[str, dict[str, float]]:
+        names = self.federation.roster.names
+        return {
+            view: average([scores(best[name][2], totals, own) for own, name in enumerate(names)])
+            for view, best in self.views.items()
+        }
 
     def _finish(self) -> Result:
         names = self.federation.roster.names
@@ -169,31 +198,38 @@ class Trainer:
             counts["last"],
             totals,
             rounds[selection],
+            [100 * right / len(self._validation) for right in self._validated(selection)],
         )
-        average, average_last = summarise(nodes)
+        averages, averages_last = summarise(nodes)
         result = Result(
-            method=self.federation.method.name,
+            method=self.federation.method.title,
             seed=self.settings.seed,
             rounds=self.settings.rounds,
             selection=selection,
             nodes=nodes,
-            average=average,
-            last=average_last,
+            average=averages,
+            last=averages_last,
             matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in counts[selection]],
             bytes=self.engine.ledger.summary(self.settings.rounds),
             conflict_rate=self._conflicts[0] / max(self._conflicts[1], 1),
             seconds=round(self._clock.seconds, 3),
+            views=self._view_averages(totals),
         )
         if self.directory:
             self.directory.write_result(result.to_dict())
         return result
+
+    def _validated(self, which: Which) -> list[int]:
+        """What each node's best or last model got right of the validation data."""
+        names = self.federation.roster.names
+        return [self.best[name][0] if which == "best" else self._last_validation[name] for name in names]
 
     def _save_models(self, which: Which, rounds: Sequence[int]) -> None:
         if self.directory:
             weights = self.engine.state_dicts()
             first = self.federation.nodes[0]
             said = self.engine.logits(probe(first.input_shape, first.floating, self.settings.torch_dtype))
-            for node, taken in zip(self.federation.nodes, rounds, strict=True):
+            for node, taken in zip(self.federation.members, rounds, strict=True):
                 data = pack_model(weights[node.name], said[node.name], node, taken, which)
                 self.directory.write_model(node.name, which, data)
 
@@ -210,6 +246,7 @@ class Trainer:
             plain = {
                 "settings": self._fingerprint(),
                 "best": self.best,
+                "views": self.views,
                 "conflicts": self._conflicts,
                 "ledger": self.engine.ledger.state(),
                 "seconds": self._clock.seconds,
@@ -233,6 +270,10 @@ class Trainer:
         self.engine.restore(checkpoint.tensors)
         self.round = checkpoint.round
         self.best = {name: (right, round) for name, (right, round) in plain["best"].items()}
+        self.views = {
+            view: {name: (right, round, tests) for name, (right, round, tests) in scores.items()}
+            for view, scores in plain["views"].items()
+        }
         self._conflicts = tuple(plain["conflicts"])
         self.engine.ledger.restore(plain["ledger"])
         self._clock.before = plain["seconds"]

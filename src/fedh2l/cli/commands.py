@@ -18,7 +18,7 @@ from fedh2l.data.registry import DATASETS
 from fedh2l.domain import Domain
 from fedh2l.errors import ConfigError, DataError
 from fedh2l.messages import encoded_size
-from fedh2l.methods.registry import METHODS
+from fedh2l.methods.registry import METHODS, installed_methods
 from fedh2l.metrics import count_correct
 from fedh2l.models.factory import MODELS
 from fedh2l.models.saved import Classifier
@@ -34,7 +34,12 @@ def list_known() -> None:
         for name, thing in known.items():
             summary = (inspect.getdoc(thing) or "").splitlines()[0]
             typer.echo(f"  {name:<14} {summary}")
-    typer.echo("Your own: data.name = 'package.module:function', nodes.N.model = 'package.module:factory'.")
+    for name, path in installed_methods().items():
+        typer.echo(f"method of another package: {name} ({path})")
+    typer.echo(
+        "Your own: data.name = 'package.module:function', nodes.N.model = 'package.module:factory', "
+        "method.name = 'package.module:Class'."
+    )
 
 
 def init(
@@ -72,11 +77,12 @@ def check(
         name = node.name if node.name == domain.name else f"{node.name} ({domain.name})"
         table.add_row(name, short(node.model_name), f"{learner.parameters.numel():,}", *(f"{n:,}" for n in sizes))
     err.print(table)
-    rows = settings.method.public_batch_rows(settings.run.batch_size)
-    rows = min(rows, max(len(node.domain.public) for node in federation.nodes))
-    classes = len(federation.nodes[0].domain.classes)
-    size = encoded_size("posteriors", "float32", (rows, classes))
-    err.print(f"A teaching signal is at most {human_bytes(size)}: {classes} posteriors each of {rows} public samples.")
+    if "posteriors" in settings.method.sends:
+        rows = settings.method.public_batch_rows(settings.run.batch_size)
+        rows = min(rows, max(len(node.domain.public) for node in federation.nodes))
+        classes = len(federation.nodes[0].domain.classes)
+        size = human_bytes(encoded_size("posteriors", "float32", (rows, classes)))
+        err.print(f"A teaching signal is at most {size}: {classes} posteriors each of {rows} public samples.")
     err.print(f"{config} is fine. Run it:  fedh2l run {config}", soft_wrap=True)
 
 

@@ -55,7 +55,7 @@ def run(
         result, directory = _start(settings)
     err.print()
     err.print(result_table(result, settings.run.selection_rule))
-    err.print(traffic(result), soft_wrap=True)
+    err.print(traffic(result, type(settings.method)), soft_wrap=True)
     err.print(f"Results, metrics and models are in {directory.path}", soft_wrap=True)
     if as_json:
         print_json(result.to_dict())
@@ -63,7 +63,7 @@ def run(
 
 def _start(config: Config) -> tuple[Result, RunDirectory]:
     trainer = Trainer(config.federation())  # everything that can be wrong is found before anything is written
-    default = RunDirectory.default_path(config.data_name, config.method.name, config.run.seed)
+    default = RunDirectory.default_path(config.data_name, config.method.title, config.run.seed)
     trainer.directory = RunDirectory.claim(config.run.out or default, to_toml(config))
     return _train(trainer), trainer.directory
 

@@ -36,8 +36,23 @@ class Engine(ABC):
         """What each node recorded since the last call, scalar by scalar."""
 
     @abstractmethod
+    def complete(self, count: bool) -> None:
+        """Brings what a server still holds of the nodes' models to them, before an evaluation.
+
+        What that sends is counted only if asked for: a federation would do it once, after its last round.
+        """
+
+    @abstractmethod
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
         """For each node, how many samples of each set its model gets right."""
+
+    @abstractmethod
+    def views(self) -> list[str]:
+        """Names of what else the method wants to be tested beside each node's model."""
+
+    @abstractmethod
+    def correct_view(self, view: str, name: str, sets: Sequence[Samples]) -> list[int]:
+        """For one view of one node, how many samples of each set it gets right."""
 
     @abstractmethod
     def keep_best(self, names: Iterable[str]) -> None:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from fedh2l.domain import Samples
 from fedh2l.engines.base import Engine, Which
-from fedh2l.errors import DivergedError
+from fedh2l.errors import DivergedError, MessageError
 from fedh2l.learner import Learner
 from fedh2l.ledger import Ledger
-from fedh2l.messages import FAULTS, Posteriors, check_shape, faults
+from fedh2l.messages import SERVER, Message, Posteriors
 from fedh2l.methods.base import Method
 from fedh2l.metrics import count_correct
 from fedh2l.roster import Roster
+from fedh2l.server import Server
 
 
 class LocalEngine(Engine):
@@ -24,12 +25,15 @@ class LocalEngine(Engine):
     `learners` are in roster order. The order in which they take their turns within a phase makes no difference.
     """
 
-    def __init__(self, learners: Sequence[Learner], method: Method, roster: Roster) -> None:
+    def __init__(self, learners: Sequence[Learner], method: Method, roster: Roster, rounds: int) -> None:
         self.learners = list(learners)
-        self.method = method
         self.roster = roster
+        self.rounds = rounds
         self.ledger = Ledger()
-        self._flags: list[tuple[Posteriors, Tensor]] = []
+        self.method = method.fitted(self.learners, rounds)
+        self.server = Server(roster, learners[0].optimizer, learners[0].parameters.device)
+        self.method.prepare(self.server, self.learners)
+        self._flags: list[tuple[Message, Tensor]] = []
         self._last: dict[str, dict[str, Tensor]] = {}
         self._round_done = 0
 
@@ -43,35 +47,66 @@ class LocalEngine(Engine):
         return last
 
     def _round(self, round: int) -> None:
-        method = self.method
         for learner in self.learners:
             learner.seed_torch("torch-local", round)
-            method.local_step(learner, round)
-        if not method.exchanges(round):
-            return
-        teachers = method.teachers(self.roster, round)
+            self.method.local_step(learner, round)
+        if self.method.exchanges(round):
+            if self.method.decentralised:
+                self._exchange(round)
+            else:
+                self._consult_server(round)
+
+    def _exchange(self, round: int) -> None:
+        """Nodes hear each other."""
+        teachers = self.method.teachers(self.roster, round)
         receivers: dict[str, list[str]] = {}
         for name, heard in teachers.items():
             for teacher in heard:
                 receivers.setdefault(teacher, []).append(name)
-        sent = {}
+        sent = {learner.name: self._emit(learner, round) for learner in self.learners if learner.name in receivers}
         for learner in self.learners:
-            if learner.name in receivers:
-                learner.seed_torch("torch-emit", round)
-                sent[learner.name] = self._accept(learner, method.emit(learner, round))
-        for learner in self.learners:
-            learner.seed_torch("torch-mutual", round)
-            method.receive(learner, [sent[name] for name in teachers[learner.name]], round)
+            self._receive(learner, [sent[name] for name in teachers[learner.name]], round)
         for sender, message in sent.items():
             self.ledger.count(message, receivers[sender])
 
-    def _accept(self, sender: Learner, message: Posteriors) -> Posteriors:
+    def _consult_server(self, round: int) -> None:
+        """Nodes hear what a server makes of what all of them sent."""
+        sent = {learner.name: self._emit(learner, round) for learner in self.learners}
+        messages = [sent[name] for name in self.roster.names]
+        self.server.seed_torch(round)
+        answers = self.method.aggregate(self.server, messages, round)
+        for learner in self.learners:
+            self._receive(learner, [answers[learner.name]], round)
+        for message in messages:
+            self.ledger.count(message, [SERVER])
+        together: dict[int, list[str]] = {}
+        for name in self.roster.names:
+            together.setdefault(id(answers[name]), []).append(name)
+        for names in together.values():
+            self._flag(answers[names[0]])
+            self.ledger.count(answers[names[0]], names)
+
+    def _emit(self, learner: Learner, round: int) -> Message:
         """Holds a message to the same rules as a network would; its flags are read at the next `verify`."""
-        rows = self.method.public_batch_rows(sender.batch_size)
-        batch = sender.public_batch(sender.name, message.round, rows)
-        check_shape(message, len(batch), sender.classes)
-        self._flags.append((message, faults(message, batch.labels)))
+        learner.seed_torch("torch-emit", round)
+        message = self.method.emit(learner, round)
+        labels = None
+        if isinstance(message, Posteriors):
+            rows = self.method.public_batch_rows(learner.batch_size)
+            batch = learner.public_batch(learner.name, message.round, rows)
+            message.check_shape(len(batch), learner.classes)
+            labels = batch.labels
+        if message.kind not in self.method.sends:
+            raise MessageError(f"{self.method.title} sends {message.kind}, which it does not declare in `sends`")
+        self._flag(message, labels)
         return message
+
+    def _flag(self, message: Message, labels: Tensor | None = None) -> None:
+        self._flags.append((message, message.faults(labels)))
+
+    def _receive(self, learner: Learner, inbox: Sequence[Message], round: int) -> None:
+        learner.seed_torch("torch-mutual", round)
+        self.method.receive(learner, inbox, round)
 
     def verify(self) -> None:
         """Reads all losses and flags at once, so that no round waits for the device."""
@@ -84,15 +119,16 @@ class LocalEngine(Engine):
                 if not all(finite):
                     order = 0 if name.startswith("local") else 2  # a message comes between the two steps
                     found.append((entries[finite.index(False)][0], order, learner.name, f"its {name} is not finite"))
-        if self._flags and bool(torch.stack([flags for _, flags in self._flags]).any()):
+        if self._flags and bool(torch.cat([flags for _, flags in self._flags]).any()):
             for message, flags in self._flags:
                 if bool(flags.any()):
-                    reason = FAULTS[flags.tolist().index(True)]
+                    reason = message.FAULTS[flags.tolist().index(True)]
                     found.append((message.round, 1, message.sender, f"it sent {reason}"))
         self._flags = []
         if found:
             round, _, node, what = min(found)
-            raise DivergedError(f"node '{node}', round {round}: {what}")
+            who = "the server" if node == SERVER else f"node '{node}'"
+            raise DivergedError(f"{who}, round {round}: {what}")
 
     def series(self) -> dict[str, dict[str, list[float]]]:
         """What each node recorded since the last call, scalar by scalar."""
@@ -105,22 +141,46 @@ class LocalEngine(Engine):
             learner.records = {}
         return collected
 
+    def complete(self, count: bool) -> None:
+        """Brings what the server still holds of the nodes' models to them."""
+        message = self.method.closing(self.server, self._round_done)
+        if message is None:
+            return
+        for learner in self.learners:
+            self.method.complete(learner, message)
+        if count:
+            self.ledger.count(message, self.roster.names)
+
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
         """Evaluates model after model."""
-        return {learner.name: [count_correct(learner.module, samples) for samples in sets] for learner in self.learners}
+        counts = {}
+        for learner in self.learners:
+            with learner.showing(learner.reported):
+                counts[learner.name] = [count_correct(learner.predict, samples) for samples in sets]
+        return counts
+
+    def views(self) -> list[str]:
+        """Names of what else the method wants to be tested."""
+        return list(self.learners[0].views)
+
+    def correct_view(self, view: str, name: str, sets: Sequence[Samples]) -> list[int]:
+        """As `correct`, for one view of one node."""
+        learner = next(learner for learner in self.learners if learner.name == name)
+        return [count_correct(learner.views[view], samples) for samples in sets]
 
     def keep_best(self, names: Iterable[str]) -> None:
         """Copies weights."""
         wanted = set(names)
         for learner in self.learners:
             if learner.name in wanted:
-                learner.best = learner.weights()
+                learner.best = learner.reported or learner.weights()
 
     def select(self, which: Which) -> None:
         """Swaps weights; the last ones are remembered when they first give way."""
         if not self._last:
-            self._last = {learner.name: learner.weights() for learner in self.learners}
+            self._last = {learner.name: learner.reported or learner.weights() for learner in self.learners}
         for learner in self.learners:
+            learner.reported = None
             learner.load_weights(learner.best if which == "best" and learner.best else self._last[learner.name])
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
@@ -132,14 +192,16 @@ class LocalEngine(Engine):
         return {learner.name: learner.predict(inputs.to(learner.parameters.device)).cpu() for learner in self.learners}
 
     def state(self) -> dict[str, Tensor]:
-        """The states of all learners, each under its name."""
-        return {f"{learner.name}/{key}": v for learner in self.learners for key, v in learner.state().items()}
+        """The states of all learners and of the server, each under its name."""
+        holders = {**{learner.name: learner.state() for learner in self.learners}, SERVER: self.server.state()}
+        return {f"{name}/{key}": value for name, state in holders.items() for key, value in state.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Hands each learner its own."""
-        for learner in self.learners:
-            prefix = f"{learner.name}/"
-            learner.restore({key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)})
+        """Hands each holder its own."""
+        holders: dict[str, Learner | Server] = {learner.name: learner for learner in self.learners}
+        for name, holder in {**holders, SERVER: self.server}.items():
+            prefix = f"{name}/"
+            holder.restore({key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)})
 
     @property
     def parameter_bytes(self) -> int:

@@ -1,52 +1,129 @@
 """What a method is: a frozen set of parameters and a few hooks.
 
-A method keeps no state of its own. What it must remember belongs to a node and lives in `Learner.memory`, so that
-every engine can save it, move it and stack it. Losses and projections are pure functions of tensors.
+A method keeps no state of its own. What it must remember belongs to a node or to the server and lives in their
+`memory` and `networks`, so that every engine can save it, move it and stack it. Losses and projections are pure
+functions of tensors.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
-from fedh2l.learner import Learner
-from fedh2l.messages import Posteriors
+from pydantic import PrivateAttr
+
+from fedh2l.errors import ConfigError
+from fedh2l.learner import Learner, architectures
+from fedh2l.messages import Kind, Message
+from fedh2l.node import Node
 from fedh2l.roster import Roster
 from fedh2l.section import Section
+from fedh2l.server import Server
 from fedh2l.topology import Graph
 
-Message = Posteriors
-"""What a method may send."""
+Preset = Mapping[str, Any]
+"""Values by `section.key`."""
 
 
 class Method(Section):
-    """A federated method. Its fields are the keys of the `[method]` section."""
+    """A federated method. Its fields are the keys of the `[method]` section.
+
+    Only `local_step` must be written. A method that exchanges says when (`exchanges`) and what (`sends`, `emit`), and
+    learns from it in `receive`. Without a server, `teachers` says who hears whom; with one (`decentralised = False`),
+    `aggregate` turns what all nodes sent into an answer for each.
+    """
 
     name: ClassVar[str]
+    heterogeneous: ClassVar[bool] = True
+    """Whether nodes may have models of different architectures."""
+    decentralised: ClassVar[bool] = True
+    """Whether it does without a server."""
+    sends: ClassVar[tuple[Kind, ...]] = ()
+    """What crosses between nodes, or between a node and the server."""
+    presets: ClassVar[Mapping[str, Preset]] = {}
+    """Named sets of values, chosen by `method.preset`; `native` is what the method's own paper or code used."""
+
+    _path: str = PrivateAttr("")
+
+    @property
+    def title(self) -> str:
+        """What `method.name` says: the method's name, or the path of a class of the user's own."""
+        return self._path or self.name
+
+    @classmethod
+    def parameter_free(cls) -> bool:
+        """Whether no parameters and no gradients cross."""
+        return not set(cls.sends) & {"parameters", "gradients"}
+
+    @classmethod
+    def keeps_private_data(cls) -> bool:
+        """Whether nothing that crosses is computed sample by sample on private data."""
+        return "features" not in cls.sends
+
+    # Before the first round
+
+    def check(self, roster: Roster) -> None:
+        """Refuses a federation that this method cannot run; the default takes any."""
+
+    def adapt(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """The nodes with models as this method needs them; the default takes them as they are."""
+        return nodes
+
+    def fitted(self, learners: Sequence[Learner], rounds: int) -> Self:
+        """The method with what depends on models, data or the length of the run worked out."""
+        return self
+
+    def prepare(self, server: Server, learners: Sequence[Learner]) -> None:
+        """Gives server and nodes what they start with, before the first round."""
+
+    # A round
 
     @abstractmethod
     def local_step(self, node: Learner, round: int) -> None:
         """Train on what the node holds. Rounds count from 1."""
 
-    @abstractmethod
     def exchanges(self, round: int) -> bool:
         """Whether anything crosses between nodes in this round."""
+        return False
 
-    @abstractmethod
     def emit(self, node: Learner, round: int) -> Message:
         """What leaves the node, in a round that exchanges."""
+        raise NotImplementedError(f"{self.title} exchanges, but does not say what a node sends")
 
-    @abstractmethod
-    def receive(self, node: Learner, inbox: list[Message], round: int) -> None:
-        """Learn from what came in, in a round that exchanges. The inbox is in roster order and may be empty."""
-
-    @abstractmethod
     def teachers(self, roster: Roster, round: int) -> Graph:
-        """Whom each member hears in a round that exchanges."""
+        """Without a server: whom each member hears in a round that exchanges; by default everybody else."""
+        return {name: roster.others(name) for name in roster.names}
 
-    @abstractmethod
+    def aggregate(self, server: Server, messages: Sequence[Message], round: int) -> Mapping[str, Message]:
+        """With a server: its answer to each node, from what all of them sent, in roster order."""
+        raise NotImplementedError(f"{self.title} has a server, but does not say what it answers")
+
+    def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
+        """Learn from what came in, in a round that exchanges.
+
+        The inbox holds the signals of teachers in roster order, and may be empty; or the one answer of a server.
+        """
+        raise NotImplementedError(f"{self.title} exchanges, but does not say what a node learns")
+
+    def closing(self, server: Server, round: int) -> Message | None:
+        """What a server sends to every node once, after the last round, for its model to be complete."""
+        return None
+
+    def complete(self, node: Learner, message: Message) -> None:
+        """Takes in the message of `closing`; done before every evaluation, and counted once."""
+
     def public_batch_rows(self, batch_size: int) -> int:
-        """How many public samples a signal speaks of, before the size of the public data limits it."""
+        """How many public samples a teaching signal speaks of, before the size of the public data limits it."""
+        return batch_size
 
-    def check(self, roster: Roster) -> None:
-        """Refuses a federation that this method cannot run; the default takes any."""
+
+def require_one_architecture(learners: Sequence[Learner], method: str, able: Sequence[str]) -> None:
+    """Refuses different models for a method that averages parameters; names the nodes and the methods that could."""
+    groups = list(architectures(learners).values())
+    if len(groups) > 1:
+        listed = "; ".join(", ".join(f"'{name}'" for name in names) for names in groups)
+        raise ConfigError(
+            f"method.name: {method} averages parameters, so all nodes need the same model, but there are "
+            f"{len(groups)} architectures: {listed}. Methods for different models: {', '.join(able)}"
+        )

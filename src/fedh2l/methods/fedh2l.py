@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 from fedh2l.domain import Samples
 from fedh2l.learner import Learner, LocalData
 from fedh2l.losses import cross_entropy, cross_entropy_rows, kl_rows
-from fedh2l.messages import Posteriors
-from fedh2l.methods.base import Message, Method
+from fedh2l.messages import Kind, Message, Posteriors
+from fedh2l.methods.base import Method
 from fedh2l.projection import Projection, pcgrad, project, unprojected
 from fedh2l.roster import Roster
 from fedh2l.topology import Graph, check_topology, graph, teachers
@@ -31,6 +32,7 @@ class FedH2L(Method):
     """
 
     name: ClassVar[str] = "fedh2l"
+    sends: ClassVar[tuple[Kind, ...]] = ("posteriors",)
 
     interval: int = Field(
         1, ge=0, description="local steps per mutual step (E); 1: every round, 0: never, which is training alone"
@@ -110,14 +112,15 @@ class FedH2L(Method):
         batch = self._public_batch(node, node.name, round)
         return Posteriors.of(node.name, round, torch.softmax(node.predict(batch.inputs), -1), batch.labels)
 
-    def receive(self, node: Learner, inbox: list[Message], round: int) -> None:
+    def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
         g_loc = self._recall(node)
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
             if self._joint:
                 node.step(g_loc, "mutual", self._mutual_state)
             return
-        lesson = Lesson.of(inbox, [self._public_batch(node, m.sender, m.round) for m in inbox])
+        signals = [message for message in inbox if isinstance(message, Posteriors)]
+        lesson = Lesson.of(signals, [self._public_batch(node, s.sender, s.round) for s in signals])
         ce, kl = mutual_losses(node.logits(lesson.inputs), lesson)
         g_pub = node.gradient(kl + ce if self.kl else ce)
         projection = self._projected(g_pub, g_loc)
@@ -184,7 +187,7 @@ class Lesson(NamedTuple):
     """A row's share of the loss, 1 / (teachers · rows of its teacher), `(rows,)`."""
 
     @staticmethod
-    def of(inbox: list[Message], batches: list[Samples]) -> Lesson:
+    def of(inbox: Sequence[Posteriors], batches: Sequence[Samples]) -> Lesson:
         """The signals of an inbox beside the public batches that they speak of."""
         rows = batches[0].labels.dim() - 1  # where rows are counted: behind the dimension of nodes, if there is one
         sizes = [batch.labels.shape[-1] for batch in batches]

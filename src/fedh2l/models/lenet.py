@@ -24,6 +24,12 @@ class LeNet(nn.Module):
         x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
         return F.relu(self.hidden2(F.relu(self.hidden1(x))))
 
+    def split(self) -> tuple[nn.Module, nn.Module]:
+        """The first convolution, and the rest."""
+        stem = nn.Sequential(self.conv1, nn.MaxPool2d(2), nn.ReLU())
+        convolution = (self.conv2, nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
+        return stem, nn.Sequential(*convolution, self.hidden1, nn.ReLU(), self.hidden2, nn.ReLU(), self.output)
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images `(n, 1, 28, 28)`."""
         logits: Tensor = self.output(self.features(x))
@@ -45,6 +51,12 @@ class LeNetWide(nn.Module):
         x = F.relu(F.max_pool2d(self.conv1(x), 2))
         x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
         return F.relu(self.hidden(x))
+
+    def split(self) -> tuple[nn.Module, nn.Module]:
+        """The first convolution, and the rest."""
+        stem = nn.Sequential(self.conv1, nn.MaxPool2d(2), nn.ReLU())
+        convolution = (self.conv2, nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
+        return stem, nn.Sequential(*convolution, self.hidden, nn.ReLU(), self.output)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images `(n, 1, 28, 28)`."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from fedh2l.methods.base import Method
 from fedh2l.metrics import METRICS
 from fedh2l.result import Result
 
@@ -25,6 +26,8 @@ def result_table(result: Result, selection_rule: str) -> Table:
         table.add_row(node.name, short(node.model), *selected, str(node.round), *_numbers(node.last))
     table.add_section()
     table.add_row("average", "", *_numbers(result.average), "", *_numbers(result.last), style="bold")
+    for view, values in result.views.items():
+        table.add_row(f"average of the {view}", "", *_numbers(values))
     table.caption = (
         f"Selected: {selection_rule}; round: when it was taken. "
         "ACC: all domains, WDP: the node's own, CDP: the others'."
@@ -43,16 +46,17 @@ def matrix_table(names: Sequence[str], matrix: Sequence[Sequence[float]], column
     return table
 
 
-def traffic(result: Result) -> str:
+def traffic(result: Result, method: type[Method]) -> str:
     """One line on what crossed between the nodes."""
     total, rounds = result.bytes["total"], result.rounds
     if total == 0:
         return "Nothing crossed between the nodes."
-    return (
-        f"{human_bytes(total)} of posteriors on public data crossed between the nodes "
-        f"({human_bytes(total / rounds)} a round), nothing else; "
-        f"{100 * result.conflict_rate:.0f} % of the teaching gradients conflicted with the local ones."
-    )
+    what = "posteriors on public data" if method.sends == ("posteriors",) else " and ".join(method.sends)
+    where = "between the nodes" if method.decentralised else "between the nodes and the server"
+    text = f"{human_bytes(total)} of {what} crossed {where} ({human_bytes(total / rounds)} a round), nothing else"
+    if result.conflict_rate:
+        text += f"; {100 * result.conflict_rate:.0f} % of the teaching gradients conflicted with the local ones"
+    return text + "."
 
 
 def short(model: str) -> str:

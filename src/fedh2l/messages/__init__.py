@@ -1,0 +1,23 @@
+"""What may cross between nodes: the kinds of messages, their byte form, and what a receiver refuses."""
+
+from fedh2l.messages.base import Encoding, Kind, Message
+from fedh2l.messages.kinds import KINDS, Features, Gradients, Logits, Parameters, Posteriors, Scalars, Vector
+from fedh2l.messages.wire import SERVER, decode, encode, encoded_size
+
+__all__ = [
+    "KINDS",
+    "SERVER",
+    "Encoding",
+    "Features",
+    "Gradients",
+    "Kind",
+    "Logits",
+    "Message",
+    "Parameters",
+    "Posteriors",
+    "Scalars",
+    "Vector",
+    "decode",
+    "encode",
+    "encoded_size",
+]

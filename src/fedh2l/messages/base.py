@@ -1,0 +1,110 @@
+"""What every message has: a sender, a round, tensors of a fixed layout, and reasons to refuse it.
+
+A message has a tensor form, which nodes in one process hand to each other, and a byte form (`wire.py`), which goes
+over a network. Its size follows from its shape alone, so every engine counts the same bytes without making them.
+Tensors may have leading dimensions for stacked nodes; shapes and sizes are those of one node's message.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from fedh2l.errors import MessageError
+
+Kind = Literal["posteriors", "logits", "parameters", "gradients", "features", "scalars"]
+Encoding = Literal["float32"]
+
+Layout = list[tuple[str, tuple[int, ...]]]
+"""The arrays of a message in the order of its bytes: NumPy type and shape."""
+
+ITEM_SIZES = {"<f4": 4, "<u4": 4, "<u2": 2}
+
+HEADER = struct.Struct("<4sHBB16sIIIHH")
+"""Magic, schema, kind, encoding, federation digest, sender's place in the roster, round, rows, columns, flags."""
+
+
+@dataclass(frozen=True)
+class Message(ABC):
+    """One message of a node, or of a server."""
+
+    sender: str
+    round: int
+
+    kind: ClassVar[Kind]
+    code: ClassVar[int]
+    """What stands for the kind in the byte form."""
+    FAULTS: ClassVar[tuple[str, ...]]
+    """Why a receiver refuses it, in the order of the flags of `faults`."""
+
+    @property
+    def encoding(self) -> Encoding:
+        """How values are written."""
+        return "float32"
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """What the sizes follow from; each kind says what it holds."""
+
+    @property
+    @abstractmethod
+    def flagged(self) -> bool:
+        """Whether the optional part is there."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """In the order of `layout`."""
+
+    @classmethod
+    @abstractmethod
+    def layout(cls, shape: Sequence[int], flagged: bool) -> Layout:
+        """The arrays of a message of this shape."""
+
+    @classmethod
+    @abstractmethod
+    def assemble(cls, sender: str, round: int, tensors: list[Tensor], flagged: bool) -> Self:
+        """A message from its tensors."""
+
+    @abstractmethod
+    def faults(self, labels: Tensor | None = None) -> Tensor:
+        """Which of `FAULTS` it has, as booleans `(faults,)` on its device, with nothing read by the host.
+
+        `labels` are those of the sender's public batch, where the message speaks of one.
+        """
+
+    @classmethod
+    def payload_size_of(cls, shape: Sequence[int], flagged: bool) -> int:
+        """Bytes behind the header of a message of this shape."""
+        return sum(ITEM_SIZES[item] * math.prod(size) for item, size in cls.layout(shape, flagged))
+
+    @property
+    def payload_size(self) -> int:
+        """Bytes of what a paper counts, with no header."""
+        return self.payload_size_of(self.shape, self.flagged)
+
+    @property
+    def encoded_size(self) -> int:
+        """Bytes of the byte form."""
+        return HEADER.size + self.payload_size
+
+    def check_shape(self, *agreed: int) -> None:
+        """Refuses a message that is not of the agreed shape; shapes are known to the host, so this one raises."""
+        if self.shape != agreed:
+            raise MessageError(
+                f"the {self.kind} of '{self.sender}' in round {self.round} have shape {self.shape}, "
+                f"where {agreed} was agreed"
+            )
+
+
+def any_not_finite(*tensors: Tensor | None) -> Tensor:
+    """Whether any value is NaN or infinite, `()`."""
+    checks = [~torch.isfinite(tensor).all() for tensor in tensors if tensor is not None]
+    return torch.stack(checks).any()

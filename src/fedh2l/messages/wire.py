@@ -1,0 +1,94 @@
+"""The byte form of messages: one header, then the arrays of the kind. `docs/protocol.md` gives it field by field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fedh2l.errors import MessageError
+from fedh2l.messages.base import HEADER, ITEM_SIZES, Encoding, Kind, Message
+from fedh2l.messages.kinds import KINDS, Features, Vector
+from fedh2l.roster import RESERVED, Roster
+
+SCHEMA = 1
+MAGIC = b"FH2L"
+SERVER = RESERVED
+
+_ENCODINGS: dict[Encoding, int] = {"float32": 1}
+_SERVER_PLACE = 2**32 - 1
+_FLAGGED = 1
+
+
+def encoded_size(kind: Kind, encoding: Encoding, shape: Sequence[int], flagged: bool = True) -> int:
+    """Bytes of the byte form of a message of `shape`, equal to `len(encode(…))`."""
+    if kind not in KINDS or encoding not in _ENCODINGS:
+        raise MessageError(f"there is no message '{kind}' in encoding '{encoding}'")
+    return HEADER.size + KINDS[kind].payload_size_of(shape, flagged)
+
+
+def encode(message: Message, roster: Roster) -> bytes:
+    """The byte form."""
+    shape = message.shape
+    header = HEADER.pack(
+        MAGIC,
+        SCHEMA,
+        message.code,
+        _ENCODINGS[message.encoding],
+        roster.digest,
+        _SERVER_PLACE if message.sender == SERVER else roster.index[message.sender],
+        message.round,
+        shape[0],
+        shape[-1] if len(shape) > 1 else 1,
+        _FLAGGED if message.flagged else 0,
+    )
+    types = [item for item, _ in message.layout(shape, message.flagged)]
+    arrays = [tensor.detach().cpu().numpy() for tensor in message.tensors()]
+    return header + b"".join(array.astype(item).tobytes() for array, item in zip(arrays, types, strict=True))
+
+
+def decode(data: bytes, roster: Roster) -> Message:
+    """The tensor form of `data`; whatever is not a well-formed message of this federation raises `MessageError`.
+
+    What the values are worth is for `faults` to say.
+    """
+    if len(data) < HEADER.size:
+        raise MessageError(f"{len(data)} bytes are shorter than a header")
+    magic, schema, code, encoding, digest, place, round, rows, columns, flags = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise MessageError("not a fedh2l message")
+    if schema != SCHEMA:
+        raise MessageError(f"schema version {schema}, but {SCHEMA} is spoken here")
+    kind = next((kind for kind in KINDS.values() if kind.code == code), None)
+    if kind is None or encoding not in _ENCODINGS.values() or flags & ~_FLAGGED:
+        raise MessageError(f"unknown kind {code}, encoding {encoding} or flags {flags}")
+    if digest != roster.digest:
+        raise MessageError("the message belongs to another federation")
+    if place >= len(roster.names) and place != _SERVER_PLACE:
+        raise MessageError(f"sender {place} is not in the roster")
+    shape = _shape(kind, rows, columns, len(data) - HEADER.size)
+    flagged = bool(flags & _FLAGGED)
+    expected = HEADER.size + kind.payload_size_of(shape, flagged)
+    if rows < 1 or columns < 1 or len(data) != expected:
+        raise MessageError(f"{len(data)} bytes where {expected} belong to {rows} rows of {columns} columns")
+    tensors, start = [], HEADER.size
+    for item, size in kind.layout(shape, flagged):
+        count = math.prod(size)
+        array = np.frombuffer(data, item, count, start).reshape(size)
+        tensors.append(torch.from_numpy(array.astype(np.float32 if item == "<f4" else np.int64)))
+        start += count * ITEM_SIZES[item]
+    sender = SERVER if place == _SERVER_PLACE else roster.names[place]
+    return kind.assemble(sender, round, tensors, flagged)
+
+
+def _shape(kind: type[Message], rows: int, columns: int, body: int) -> tuple[int, ...]:
+    """The shape that a header tells; the width of features follows from the length."""
+    if issubclass(kind, Vector):
+        if columns != 1:
+            raise MessageError(f"a vector of {columns} columns")
+        return (rows,)
+    if kind is Features:
+        return rows, max(0, body // max(rows, 1) - 4 * columns - 2) // 4, columns
+    return rows, columns

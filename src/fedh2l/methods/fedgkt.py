@@ -1,0 +1,225 @@
+"""FedGKT: group knowledge transfer (He et al., 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedh2l.errors import ConfigError
+from fedh2l.learner import Learner, LocalData
+from fedh2l.losses import cross_entropy, distillation
+from fedh2l.messages import SERVER, Features, Kind, Logits, Message, Parameters
+from fedh2l.methods.base import Method, Preset
+from fedh2l.methods.schedule import INTERVAL_HELP, Interval, steps
+from fedh2l.models.factory import Recipe
+from fedh2l.models.split import split
+from fedh2l.network import Network
+from fedh2l.node import Node
+from fedh2l.server import Server
+
+
+class FedGKT(Method):
+    """FedGKT: nodes keep the first layers and a small head; a server trains the rest on the features they send.
+
+    Node k trains its stem e and head c with CE(c∘e, y) + α·T²·KL(p_server ‖ p_c), CE alone before the first exchange.
+    Every `interval` steps it sends, for *every* training sample, features, logits and label. The server trains its
+    trunk s on them, node after node, with CE(s, y) + T²·KL(p_c ‖ p_s), and answers with s's logits, sample by sample.
+
+    The stem is cut from the node's model, the trunk is what is left of the first node's; stems that give other
+    features than the first node's get an adapter (a 1 × 1 convolution and pooling, or a linear layer). A node's model
+    is s∘e, for which the trunk is sent to it once, after the last round; c∘e is tested beside it as `edge`. Answers
+    are computed in evaluation mode after the server's last epoch, and are matched to samples by their place in the
+    pool. Features and labels of *private* samples leave the node here, which FedH2L does not allow.
+    """
+
+    name: ClassVar[str] = "fedgkt"
+    decentralised: ClassVar[bool] = False
+    sends: ClassVar[tuple[Kind, ...]] = ("features", "logits", "parameters")
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "native": {"method.server_epochs": 20, "method.server_distillation": False, "run.batch_size": 256}
+    }
+
+    alpha: float = Field(1.0, ge=0, description="weight of distillation at the nodes (α); 0: they train alone")
+    temperature: float = Field(3.0, gt=0, description="temperature of both distillations (T)")
+    server_distillation: bool = Field(True, description="whether the server learns from the nodes' logits too")
+    server_epochs: int = Field(5, ge=1, description="the server's passes over all features after an exchange")
+    server_batch_size: int = Field(256, ge=1, description="samples of a step of the server")
+    interval: Interval = Field("1 epoch", description=INTERVAL_HELP)
+    local_data: LocalData = Field("private+own-public", description="what a node trains on")
+
+    @classmethod
+    def parameter_free(cls) -> bool:
+        """Parameters cross only after the last round."""
+        return True
+
+    def adapt(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Models cut in two, with a head."""
+        for node in nodes:
+            if not node.recipe.factory or isinstance(node.model, nn.Module):
+                raise ConfigError(
+                    f"node '{node.name}': fedgkt cuts models in two, so it must build them: give the name of the "
+                    f"model, 'package.module:factory' or a class, not a module"
+                )
+        first = nodes[0].recipe
+        common = {"trunk": first.factory, "trunk_args": dict(first.arguments)}
+        return [
+            replace(
+                node,
+                model="fedh2l.methods.fedgkt:EdgeNet",
+                model_args={"model": node.recipe.factory, "model_args": dict(node.recipe.arguments), **common},
+            )
+            for node in nodes
+        ]
+
+    def fitted(self, learners: Sequence[Learner], rounds: int) -> Self:
+        """With the interval in steps."""
+        first = learners[0]
+        rows = len(first.pool(self.local_data))
+        numbers = rows * (first.predict(first.private.inputs[:1], part="features").shape[-1] + 2 * first.classes) // 2
+        return self.model_copy(update={"interval": steps(self.interval, learners, self.local_data, numbers)})
+
+    def prepare(self, server: Server, learners: Sequence[Learner]) -> None:
+        """The server's trunk starts as the first node's."""
+        trunk = learners[0].module.trunk
+        assert isinstance(trunk, nn.Module)
+        server.further("trunk", trunk)
+        for node in learners:
+            node.views["edge"] = partial(node.predict, part="edge")
+
+    def exchanges(self, round: int) -> bool:
+        """Every K rounds."""
+        assert isinstance(self.interval, int), "the method has not been fitted"
+        return round % self.interval == 0
+
+    def local_step(self, node: Learner, round: int) -> None:
+        """A step of stem and head."""
+        indices = node.local_indices(round, self.local_data)
+        batch = node.pool(self.local_data).take(indices)
+        said = node.logits(batch.inputs, part="edge")
+        loss = cross_entropy(said, batch.labels)
+        if "taught" in node.memory:
+            taught = node.memory["taught"].index_select(-2, indices)
+            loss = loss + self.alpha * distillation(taught.to(said.dtype), said, self.temperature)
+        node.step(node.gradient(loss), "local")
+        node.record(round, local_loss=loss)
+
+    def emit(self, node: Learner, round: int) -> Message:
+        """Features, logits and labels of everything that the node trains on."""
+        pool = node.pool(self.local_data)
+        features, logits = (node.predict(pool.inputs, part=part) for part in ("features", "edge"))
+        return Features.of(node.name, round, features, logits, pool.labels)
+
+    def aggregate(self, server: Server, messages: Sequence[Message], round: int) -> Mapping[str, Message]:
+        """Trains the trunk, then tells each node what it says of that node's samples."""
+        trunk = server.networks["trunk"]
+        sent = [message for message in messages if isinstance(message, Features)]
+        for epoch in range(self.server_epochs):
+            for message in sent:
+                self._teach(server, trunk, message, f"{message.sender}/{epoch}", round)
+        answers = {}
+        for message in sent:
+            says = trunk.predict(message.values.to(trunk.parameters.dtype))
+            answers[message.sender] = Logits.of(SERVER, round, says)
+        return answers
+
+    def _teach(self, server: Server, trunk: Network, message: Features, address: str, round: int) -> None:
+        """One epoch of the server over one node's features."""
+        rows, dtype = message.values.shape[-2], trunk.parameters.dtype
+        order = torch.tensor(server.shuffled(range(rows), address, round), device=server.device)
+        for part in torch.split(order, self.server_batch_size):
+            said = trunk.logits(message.values.index_select(-2, part).to(dtype))
+            loss = cross_entropy(said, message.labels.index_select(-1, part))
+            if self.server_distillation:
+                loss = loss + distillation(message.logits.index_select(-2, part).to(dtype), said, self.temperature)
+            trunk.step(trunk.gradient(loss), "local")
+
+    def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
+        """Keeps the server's logits for the steps to come."""
+        (answer,) = inbox
+        assert isinstance(answer, Logits)
+        node.memory["taught"] = answer.values
+
+    def closing(self, server: Server, round: int) -> Message | None:
+        """The trunk."""
+        return Parameters.of(SERVER, round, server.networks["trunk"].shared())
+
+    @torch.no_grad()
+    def complete(self, node: Learner, message: Message) -> None:
+        """Puts the trunk, the last layers of the node's model, in its place."""
+        assert isinstance(message, Parameters)
+        trunk = node.module.trunk
+        assert isinstance(trunk, nn.Module)
+        count = sum(p.numel() for p in trunk.parameters() if p.requires_grad)
+        values = message.values.to(node.parameters.dtype)
+        whole, size = node.shared(), node.parameters.shape[-1]
+        whole[..., size - count : size] = values[..., :count]
+        if buffers := values.shape[-1] - count:
+            whole[..., -buffers:] = values[..., count:]
+        node.adopt(whole)
+
+
+Part = Literal["deployed", "edge", "features"]
+
+
+class EdgeNet(nn.Module):
+    """A node's model under FedGKT: a stem, a small head beside it, and the server's trunk behind it."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        input_shape: Sequence[int],
+        model: str,
+        model_args: Mapping[str, Any],
+        trunk: str,
+        trunk_args: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        own, first = Recipe(model, model_args), Recipe(trunk, trunk_args)
+        self.stem, rest = split(own.build(num_classes, input_shape))
+        shape = wanted = _output_shape(self.stem, input_shape)
+        if own != first:
+            other, rest = split(first.build(num_classes, input_shape))
+            wanted = _output_shape(other, input_shape)
+        self.adapter = nn.Identity() if shape == wanted else _adapter(shape, wanted)
+        self.head = _head(wanted, num_classes)
+        self.trunk = nn.Sequential(nn.Unflatten(1, wanted), rest)  # the last: `FedGKT.complete` relies on it
+
+    def forward(self, x: Tensor, part: Part = "deployed") -> Tensor:
+        """Logits of the deployed model or of the edge alone, or the features `(n, width)` between them."""
+        inside = self.adapter(self.stem(x))
+        if part == "features":
+            features: Tensor = inside.flatten(1)
+            return features
+        logits: Tensor = self.head(inside) if part == "edge" else self.trunk(inside.flatten(1))
+        return logits
+
+
+@torch.no_grad()
+def _output_shape(stem: nn.Module, input_shape: Sequence[int]) -> tuple[int, ...]:
+    training = stem.training
+    shape = tuple(stem.eval()(torch.zeros(1, *input_shape)).shape[1:])
+    stem.train(training)
+    return shape
+
+
+def _adapter(shape: tuple[int, ...], wanted: tuple[int, ...]) -> nn.Module:
+    if len(shape) == len(wanted) == 3:
+        return nn.Sequential(nn.Conv2d(shape[0], wanted[0], 1), nn.AdaptiveAvgPool2d(wanted[1:]))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), math.prod(wanted)), nn.Unflatten(1, wanted))
+
+
+def _head(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A linear layer; on images, of an average over a grid of at most 7 × 7."""
+    if len(shape) == 3:
+        grid = (min(7, shape[1]), min(7, shape[2]))
+        return nn.Sequential(
+            nn.AdaptiveAvgPool2d(grid), nn.Flatten(), nn.Linear(shape[0] * grid[0] * grid[1], num_classes)
+        )
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))

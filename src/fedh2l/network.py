@@ -1,0 +1,135 @@
+"""A model in training: a module, its parameters as one vector, and its optimiser states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedh2l.optimizers import OptimizerSettings, State
+from fedh2l.parameters import FlatParameters
+
+Phase = Literal["local", "mutual"]
+
+
+class Network:
+    """What a method trains: a node's own model, or another one that a method keeps beside it or on a server."""
+
+    def __init__(self, module: nn.Module, optimizer: OptimizerSettings) -> None:
+        self.module = module
+        self.flat = FlatParameters(module)
+        self.optimizer = optimizer
+        self.optimizer_states: dict[str, State] = {}
+        self._plain_modes = all(type(m).train is nn.Module.train for m in module.modules())
+        self._modules = list(module.modules())
+
+    @property
+    def parameters(self) -> Tensor:
+        """All trainable parameters as one vector `(parameters,)`."""
+        return self.flat.vector
+
+    def logits(self, inputs: Tensor, **how: Any) -> Tensor:
+        """What the model, in training mode, says of inputs `(rows, …)`: `(rows, classes)`, with its graph."""
+        self._set_mode(training=True)
+        output: Tensor = self.module(inputs, **how)
+        return output
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, **how: Any) -> Tensor:
+        """Logits `(rows, classes)` in evaluation mode, as a teacher or in a test."""
+        self._set_mode(training=False)
+        output: Tensor = self.module(inputs, **how)
+        return output
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """The gradient of a loss with respect to `parameters`, `(parameters,)`."""
+        return self.flat.gradient(loss)
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, phase: Phase, state: Phase | None = None) -> None:
+        """One optimiser step at the rate of `phase`, with the state of that phase or of another one."""
+        key = state or phase
+        if key not in self.optimizer_states:
+            self.optimizer_states[key] = self.optimizer.initial_state(self.parameters)
+        self.optimizer.step(self.parameters, gradient, self.optimizer_states[key], self.optimizer.rate(phase))
+
+    def shared(self) -> Tensor:
+        """What parameter averaging exchanges, as a new vector: trained parameters, then floating-point buffers."""
+        return torch.cat([self.parameters, *(b.detach().reshape(-1) for b in self._averaged())])
+
+    @torch.no_grad()
+    def adopt(self, vector: Tensor) -> None:
+        """Takes over a vector in the layout of `shared`; optimiser states stay."""
+        sizes = [self.parameters.numel(), *(buffer.numel() for buffer in self._averaged())]
+        parameters, *buffers = torch.split(vector.to(self.parameters.dtype), sizes)
+        self.parameters.copy_(parameters)
+        for buffer, value in zip(self._averaged(), buffers, strict=True):
+            buffer.copy_(value.view_as(buffer))
+
+    def predict_as(self, vector: Tensor, inputs: Tensor) -> Tensor:
+        """What the model would predict if it had adopted `vector`."""
+        present = self.shared()
+        self.adopt(vector)
+        logits = self.predict(inputs)
+        self.adopt(present)
+        return logits
+
+    def _averaged(self) -> list[Tensor]:
+        """Means and variances of batch norm, say; counters are each network's own."""
+        return [buffer for buffer in self.module.buffers() if buffer.is_floating_point()]
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of all that makes the model: trained parameters in one vector, buffers and frozen parameters."""
+        rest = {f"rest.{name}": tensor.detach().clone() for name, tensor in self._untrained().items()}
+        return {"parameters": self.parameters.clone(), **rest}
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes over what `weights` returned."""
+        self.parameters.copy_(weights["parameters"])
+        for name, tensor in self._untrained().items():
+            tensor.copy_(weights[f"rest.{name}"])
+
+    def _untrained(self) -> dict[str, Tensor]:
+        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
+        return {**frozen, **dict(self.module.named_buffers())}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, for a checkpoint."""
+        state = {f"model.{name}": value for name, value in self.weights().items()}
+        for phase, optimizer in self.optimizer_states.items():
+            state |= {f"optimizer.{phase}.{name}": value for name, value in optimizer.items()}
+        return state
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` returned; entries of other groups are left to whoever wrote them."""
+        groups = grouped(state, self.parameters.device)
+        self.load_weights(groups["model"])
+        self.optimizer_states = {}
+        for key, value in groups.get("optimizer", {}).items():
+            phase, _, name = key.partition(".")
+            self.optimizer_states.setdefault(phase, {})[name] = value
+
+    def _set_mode(self, training: bool) -> None:
+        """`module.train(training)`, without its cost for small models unless one of the layers redefines it."""
+        if not self._plain_modes:
+            self.module.train(training)
+        elif self.module.training is not training:
+            for module in self._modules:
+                module.training = training
+
+
+def grouped(state: Mapping[str, Tensor], device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """Entries named `group.rest`, by group, on a device."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for key, value in state.items():
+        group, _, name = key.partition(".")
+        groups.setdefault(group, {})[name] = value.to(device)
+    return groups
+
+
+def flattened(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The reverse of `grouped`."""
+    return {f"{group}.{name}": value for group, entries in state.items() for name, value in entries.items()}

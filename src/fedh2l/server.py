@@ -1,0 +1,51 @@
+"""The server of methods that have one: what it keeps from exchange to exchange."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedh2l.learner import seed_generators
+from fedh2l.network import Network, flattened, grouped
+from fedh2l.optimizers import OptimizerSettings
+from fedh2l.roster import Roster
+from fedh2l.sampling import shuffled, torch_seed
+
+
+class Server:
+    """Networks and tensors that a method keeps at a server. It holds no data but what was sent to it."""
+
+    def __init__(self, roster: Roster, optimizer: OptimizerSettings, device: torch.device) -> None:
+        self.roster = roster
+        self.optimizer = optimizer
+        self.device = device
+        self.networks: dict[str, Network] = {}
+        self.memory: dict[str, Tensor] = {}
+
+    def further(self, name: str, module: nn.Module) -> Network:
+        """A copy of `module`, kept in training here."""
+        self.networks[name] = Network(copy.deepcopy(module).to(self.device), self.optimizer)
+        return self.networks[name]
+
+    def shuffled(self, items: Sequence[int], address: str, round: int) -> list[int]:
+        """Items in the random order that belongs to an address at a round."""
+        return shuffled(items, "server-batch", self.roster.seed, address, round)
+
+    def seed_torch(self, round: int) -> None:
+        """Addresses what the server's networks draw from torch's own generator."""
+        seed_generators(torch_seed("torch-server", self.roster.seed, "", round), self.device)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next exchange depends on, for a checkpoint."""
+        networks = {f"network-{name}": network.state() for name, network in self.networks.items()}
+        return flattened({"memory": {name: value.clone() for name, value in self.memory.items()}, **networks})
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` returned."""
+        groups = grouped(state, self.device)
+        self.memory = groups.get("memory", {})
+        for name, network in self.networks.items():
+            network.restore(groups[f"network-{name}"])
