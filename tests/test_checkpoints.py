@@ -109,6 +109,16 @@ def outcome(trainer: Trainer) -> tuple[dict, list, list]:
         ["method.optimizer_state=shared", "run.selection=last"],
         ["method.project=pcgrad", "method.pcgrad=joint", "method.pairing=pairs"],
         ["optimizer.name=sgd", "optimizer.momentum=0.9", "run.dtype=float64"],
+        ["method.name=independent"],
+        ["method.name=fedmd", "method.subset=20"],
+        ["method.name=fedmd", "method.public_epochs=1", "run.selection=last"],
+        ["method.name=fedavg"],
+        ["method.name=fedavg", "method.interval=9"],
+        ["method.name=fedprox", "method.interval=4"],
+        ["method.name=agnostic"],
+        ["method.name=agnostic", "method.interval=4"],
+        ["method.name=fml", "method.interval=4", "method.meme_state=reset"],
+        ["method.name=fedgkt", "method.interval=4", "method.server_epochs=1"],
     ],
 )
 def test_an_interrupted_run_ends_as_an_undisturbed_one(federation, tmp_path, changes):

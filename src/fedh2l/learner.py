@@ -142,8 +142,9 @@ class Learner(Network):
         state = super().state() | flattened(
             {
                 "best": self.best or {},
-                "reported": self.reported or {},
-                "memory": {name: value.clone() for name, value in self.memory.items()},  # may be one tensor twice
+                # These may be one tensor twice, or the best.
+                "reported": {name: value.clone() for name, value in (self.reported or {}).items()},
+                "memory": {name: value.clone() for name, value in self.memory.items()},
                 **{f"network-{name}": network.state() for name, network in self.networks.items()},
             }
         )

@@ -71,6 +71,8 @@ class Trainer:
         self._conflicts = (0.0, 0)  # how many, of how many mutual steps
         device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         domains = [node.domain for node in federation.nodes]
+        self.save_models = True
+        """Whether a run directory gets each node's models."""
         self._validation = Samples.concatenate([domain.validation for domain in domains]).to(device, dtype)
         self._tests = [domain.test.to(device, dtype) for domain in domains]
         self._clock = Clock()
@@ -225,7 +227,7 @@ class Trainer:
         return [self.best[name][0] if which == "best" else self._last_validation[name] for name in names]
 
     def _save_models(self, which: Which, rounds: Sequence[int]) -> None:
-        if self.directory:
+        if self.directory and self.save_models:
             weights = self.engine.state_dicts()
             first = self.federation.nodes[0]
             said = self.engine.logits(probe(first.input_shape, first.floating, self.settings.torch_dtype))

@@ -1,6 +1,7 @@
 """The commands, and what all of them share: where output goes, and how errors end.
 
-Exit codes: 0 done, 1 the training failed, 2 the input was wrong, 130 interrupted (and saved).
+Exit codes: 0 done, 1 the training failed, 2 the input was wrong, 130 interrupted (and saved),
+75 a bench stopped at its time limit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from fedh2l.cli import commands, run
+from fedh2l.cli import bench, commands, run
 from fedh2l.cli.console import err, show_error
 from fedh2l.errors import FedH2LError
 from fedh2l.version import __version__
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run.run)
+app.command()(bench.bench)
 app.command("list")(commands.list_known)
 app.command()(commands.init)
 app.command()(commands.check)

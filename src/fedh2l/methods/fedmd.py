@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
@@ -25,8 +26,10 @@ class Schedule(NamedTuple):
     """those up to here on the node's own,"""
     revisit: int
     """and from then on there is an exchange every so many rounds."""
+    public_epoch: int
+    """Rounds between two looks at the validation data in the first part,"""
     epoch: int
-    """Rounds between two looks at the validation data while transferring."""
+    """and in the second."""
 
 
 class FedMD(Method):
@@ -64,12 +67,13 @@ class FedMD(Method):
     public_epochs: int = Field(20, ge=0, description="passes over everybody's public data before the first exchange")
     private_epochs: int = Field(25, ge=0, description="passes over local data after that, before the first exchange")
 
-    _schedule: Schedule = PrivateAttr(Schedule(0, 0, 1, 1))
+    _schedule: Schedule = PrivateAttr(Schedule(0, 0, 1, 1, 1))
 
     def fitted(self, learners: Sequence[Learner], rounds: int) -> Self:
         """With its phases in rounds."""
         epoch = epoch_steps(learners, self.local_data)
-        public = self.public_epochs * -(-len(learners[0].seed_set.union) // learners[0].batch_size)
+        public_epoch = math.ceil(len(learners[0].seed_set.union) / learners[0].batch_size)
+        public = self.public_epochs * public_epoch
         private = self.private_epochs * epoch
         limit = rounds // 5
         if public + private > limit:
@@ -77,7 +81,7 @@ class FedMD(Method):
             private = limit - public
         revisit = max(1, min(self.revisit_epochs * epoch, (rounds - public - private) // 3))
         copy = self.model_copy()
-        copy._schedule = Schedule(public, public + private, revisit, epoch)
+        copy._schedule = Schedule(public, public + private, revisit, public_epoch, epoch)
         return copy
 
     def exchanges(self, round: int) -> bool:
@@ -125,8 +129,9 @@ class FedMD(Method):
         plan = self._schedule
         if round > plan.transfer or node.validation is None:
             return
-        start, end = (0, plan.public) if round <= plan.public else (plan.public, plan.transfer)
-        if (round - start) % plan.epoch and round != end:
+        first = round <= plan.public
+        start, end, epoch = (0, plan.public, plan.public_epoch) if first else (plan.public, plan.transfer, plan.epoch)
+        if (round - start) % epoch and round != end:
             return
         score = correct_count(node.predict(node.validation.inputs), node.validation.labels)
         memory, present = node.memory, node.shared()

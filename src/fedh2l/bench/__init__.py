@@ -1,0 +1,1 @@
+"""Comparing methods: grids of runs, and the tables that come out of them."""

@@ -1,0 +1,92 @@
+"""One run of a benchmark: its configuration, where its result is kept, and running it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedh2l.bench.suite import Changes, Row, Suite, TableSpec
+from fedh2l.callbacks import Callback
+from fedh2l.config import Config, load_config
+from fedh2l.methods.registry import find_method
+from fedh2l.rundir import RESULT, RunDirectory
+from fedh2l.toml import to_toml
+from fedh2l.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method with its settings at one seed. Cells with equal settings are one, whatever table they are in."""
+
+    method: str
+    changes: Changes
+    seed: int
+
+    def path(self, out: Path) -> Path:
+        """The directory of its run; another setting, also by another default, is another directory."""
+        return out / "cells" / f"{_plain(self.method)}-s{self.seed}-{_fingerprint(self)}"
+
+    def result(self, out: Path) -> dict[str, Any] | None:
+        """Its result, if it has ended."""
+        return RunDirectory(self.path(out)).result() if (self.path(out) / RESULT).exists() else None
+
+    def config(self, device: str) -> Config:
+        """Its complete configuration."""
+        return load_config(None, self.changes, self.method, {"seed": self.seed, "device": device})[0]
+
+    def run(self, out: Path, device: str, callbacks: Sequence[Callback], stop: Callable[[], bool]) -> None:
+        """Runs it to its end, from where it was left; raises `Interrupted` when asked to stop."""
+        config = self.config(device)
+        folder = self.path(out)
+        trainer = Trainer(config.federation(), callbacks=callbacks, stop=stop)
+        trainer.save_models = False
+        if folder.exists():
+            trainer.directory = RunDirectory.open(folder)
+            trainer.resume()
+        else:
+            trainer.directory = RunDirectory.claim(folder, to_toml(config))
+        trainer.run()
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+@cache
+def _fingerprint(cell: Cell) -> str:
+    return hashlib.sha256(to_toml(cell.config("cpu")).encode()).hexdigest()[:12]
+
+
+def takes_part(row: Row, table: TableSpec) -> bool:
+    """Whether a row's method can run its table at all: with different models, some cannot."""
+    models = {change.partition("=")[2] for change in table.changes if re.fullmatch(r"nodes\.\d+\.model=.*", change)}
+    return len(models) < 2 or find_method(row.method).heterogeneous
+
+
+def cells_of(row: Row, table: TableSpec, choice: str, seeds: int, common: Changes) -> list[Cell]:
+    """The runs behind one choice of a row."""
+    changes = tuple(sorted({*common, *table.changes, *row.choices[choice]}))
+    return [Cell(row.method, changes, seed) for seed in range(seeds)]
+
+
+def all_cells(suite: Suite, seeds: int, common: Changes, methods: Sequence[str] | None) -> list[Cell]:
+    """Every run of a suite, once, first seeds first."""
+    found: dict[Cell, None] = {}
+    for table in suite.tables:
+        for row in chosen_rows(table, methods):
+            if takes_part(row, table):
+                for choice in row.choices:
+                    found |= dict.fromkeys(cells_of(row, table, choice, seeds, common))
+    return sorted(found, key=lambda cell: cell.seed)
+
+
+def chosen_rows(table: TableSpec, methods: Sequence[str] | None) -> list[Row]:
+    """The rows of these methods; all of them if none are named."""
+    return [row for row in table.rows if methods is None or row.method in methods]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name)

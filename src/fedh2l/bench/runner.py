@@ -1,0 +1,154 @@
+"""Running the cells of a benchmark side by side, each in a process of its own, until all are done or time is up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from fedh2l.bench.cells import Cell
+from fedh2l.callbacks import Callback
+from fedh2l.errors import FedH2LError
+from fedh2l.trainer import Interrupted
+
+POLL = 0.25
+"""Seconds between two looks at the clock and the workers."""
+
+
+class Display(Protocol):
+    """Shows how a benchmark goes."""
+
+    def update(self, rounds: int, cells: int) -> None:
+        """Rounds and cells that are done so far."""
+
+
+@dataclass
+class Outcome:
+    """How a benchmark ended."""
+
+    failed: dict[Cell, str] = field(default_factory=dict)
+    """Cells that could not be run, and why."""
+    out_of_time: bool = False
+    interrupted: bool = False
+
+
+class Runner:
+    """Runs cells. `seconds` is how long it may take; what is unfinished then goes on at the next call."""
+
+    def __init__(self, out: Path, device: str, jobs: int, seconds: float | None, display: Display) -> None:
+        self.out = out
+        self.device = device
+        self.jobs = jobs
+        self.deadline = None if seconds is None else time.monotonic() + seconds
+        self.display = display
+        context = multiprocessing.get_context("spawn")  # a forked process would share torch's threads and CUDA state
+        self._context = context
+        self._stop: Event = context.Event()
+        self._rounds: Synchronized[int] = context.Value("q", 0)
+
+    def run(self, cells: Sequence[Cell]) -> Outcome:
+        """Runs those that are not done yet."""
+        outcome = Outcome()
+        with (
+            ProcessPoolExecutor(
+                self.jobs, self._context, _start_worker, (self._stop, self._rounds, os.getpid())
+            ) as pool,
+            self._stop_on_signal(outcome),
+        ):
+            waiting: dict[Future[str | None], Cell] = {
+                pool.submit(_run_cell, cell, self.out, self.device): cell for cell in cells
+            }
+            count = 0
+            while waiting:
+                done, _ = wait(waiting, POLL, FIRST_COMPLETED)
+                for future in done:
+                    cell = waiting.pop(future)
+                    count += 1
+                    if not future.cancelled() and (problem := future.result()):
+                        outcome.failed[cell] = problem
+                self.display.update(self._rounds.value, count)
+                if self.deadline is not None and time.monotonic() > self.deadline and not self._stop.is_set():
+                    outcome.out_of_time = True
+                    self._stop.set()
+                if self._stop.is_set():
+                    for future in waiting:
+                        future.cancel()
+        return outcome
+
+    @contextmanager
+    def _stop_on_signal(self, outcome: Outcome) -> Iterator[None]:
+        """Lets running cells save themselves on Ctrl-C or SIGTERM; a second one ends everything at once."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if outcome.interrupted:
+                raise KeyboardInterrupt
+            outcome.interrupted = True
+            self._stop.set()
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+_worker: dict[str, Any] = {}
+
+
+def _start_worker(stop: Event, rounds: Synchronized[int], parent: int) -> None:
+    """Leaves signals to the parent, and does not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _worker.update(stop=stop, rounds=rounds)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _Counter(Callback):
+    """Adds to the rounds that all workers have done."""
+
+    def __init__(self, rounds: Synchronized[int]) -> None:
+        self._rounds = rounds
+        self._counted = 0
+
+    def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
+        self._add(first_round - 1)
+
+    def on_evaluation(self, metrics: dict[str, Any]) -> None:
+        self._add(metrics["round"])
+
+    def _add(self, round: int) -> None:
+        with self._rounds.get_lock():
+            self._rounds.value += round - self._counted
+        self._counted = round
+
+
+def _run_cell(cell: Cell, out: Path, device: str) -> str | None:
+    """In a worker: runs a cell; returns what went wrong, if anything did."""
+    stop: Event = _worker["stop"]
+    if stop.is_set():
+        return None
+    try:
+        cell.run(out, device, [_Counter(_worker["rounds"])], stop.is_set)
+    except Interrupted:
+        return None
+    except FedH2LError as error:
+        return str(error)
+    return None

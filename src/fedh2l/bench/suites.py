@@ -1,0 +1,128 @@
+"""The benchmarks: every table of the paper on Rotated MNIST, with the figures that it prints."""
+
+from __future__ import annotations
+
+from fedh2l.bench.suite import Row, Suite, TableSpec, scores
+
+ALPHAS = {
+    "5 %": ("data.alpha=0.05", scores(86.79, 92.83, 85.11), scores(85.13, 92.33, 82.73), scores(85.09, 89.11, 82.95)),
+    "10 %": ("data.alpha=0.1", scores(89.13, 93.33, 87.72), scores(85.25, 92.00, 83.00), scores(85.09, 91.17, 83.06)),
+    "15 %": ("data.alpha=0.15", scores(89.63, 92.67, 88.61), scores(87.83, 92.47, 86.22), scores(86.75, 91.33, 85.22)),
+}
+"""For each α: the setting, and what the paper prints for FedH2L, AGG and FedMD."""
+
+FEDH2L = scores(89.13, 93.33, 87.72)
+IND = scores(68.45, 92.56, 60.47)
+FEDAVG = scores(86.50, 86.50, 86.50)
+FEDPROX = scores(86.67, 86.67, 86.67)
+SPLITS = ("independent", "aligned")
+ALIGNED = "data.splits=aligned"
+
+
+def _rotated_mnist() -> Suite:
+    tables = []
+    for splits in SPLITS:
+        for alpha, (setting, fedh2l, agg, fedmd) in ALPHAS.items():
+            rows = [
+                Row.of("FedH2L", "fedh2l", paper=fedh2l),
+                Row.of("AGG", "aggregation", paper=agg),
+                Row.of("FedMD", "fedmd", paper=fedmd),
+            ]
+            if alpha == "10 %":
+                rows += _whatever_alpha()
+            tables.append(TableSpec(f"α = {alpha}, {splits} splits", rows, (setting, f"data.splits={splits}")))
+    return Suite("rotated-mnist", "the paper's main table: four LeNets on digits at four angles", tables)
+
+
+def _whatever_alpha() -> list[Row]:
+    """What is run at one α only: variants, and methods that do not depend on it."""
+    return [
+        Row.of("FedH2L, asynchronous", "fedh2l", "method.pairing=pairs", paper=scores(88.21, 92.17, 86.89)),
+        Row.of("IND", "independent", paper=IND),
+        Row.of("FedAvg, K = 1", "fedavg", "method.interval=1"),
+        Row("FedAvg, best", "fedavg", {f"K = {k}": (f"method.interval={k}",) for k in (2, 5, 10, 20, 50)}),
+        Row.of("FedAvg, matched bytes", "fedavg", "method.interval=matched", paper=FEDAVG),
+        Row.of("FedProx, K = 10", "fedprox", "method.interval=10"),
+        Row.of("FedProx, matched bytes", "fedprox", "method.interval=matched", paper=FEDPROX),
+    ]
+
+
+def _ablation() -> Suite:
+    rows = [
+        Row.of("FedH2L", "fedh2l", paper=FEDH2L),
+        Row.of("no KL", "fedh2l", "method.kl=false", paper=scores(86.79, 91.67, 84.50)),
+        Row.of("no projection", "fedh2l", "method.project=none", paper=scores(88.46, 92.67, 87.45)),
+        Row.of("PCGrad, after the local step", "fedh2l", "method.project=pcgrad", paper=scores(88.34, 92.67, 86.89)),
+        Row.of("PCGrad, joint step", "fedh2l", "method.project=pcgrad", "method.pcgrad=joint"),
+        Row.of("local data: private + own public", "fedh2l", "method.local_data=private+own-public"),
+        Row.of("one optimiser state", "fedh2l", "method.optimizer_state=shared"),
+        Row.of("lenet-wide", "fedh2l", *(f"nodes.{i}.model=lenet-wide" for i in range(4))),
+    ]
+    tables = [TableSpec(f"α = 10 %, {splits} splits", rows, (f"data.splits={splits}",)) for splits in SPLITS]
+    return Suite("ablation", "FedH2L without one of its parts, or read otherwise", tables)
+
+
+def _interval() -> Suite:
+    paper = {1: FEDH2L, 5: scores(88.04, 92.17, 86.67), 10: scores(87.25, 93.17, 85.28)}
+    rows = [Row.of("E = 1", "fedh2l", paper=paper[1])]
+    for e in (5, 10, 20, 50):
+        for reading in ("sum", "displacement", "difference"):
+            changes = (f"method.interval={e}", f"method.local_gradient={reading}")
+            rows.append(Row.of(f"E = {e}, {reading}", "fedh2l", *changes, paper=paper.get(e)))
+    tables = [TableSpec(f"α = 10 %, {splits} splits", rows, (f"data.splits={splits}",)) for splits in SPLITS]
+    return Suite("interval", "a mutual step every E rounds, with the three readings of the local gradient", tables)
+
+
+def _heterogeneous() -> Suite:
+    models = tuple(f"nodes.{i}.model={model}" for i, model in enumerate(("lenet", "lenet-wide", "mlp", "cnn")))
+    rows = [
+        Row.of("FedH2L", "fedh2l"),
+        Row.of("AGG", "aggregation"),
+        Row.of("FedMD", "fedmd"),
+        Row.of("IND", "independent"),
+        Row.of("FML", "fml"),
+        Row.of("FedGKT", "fedgkt"),
+        Row.of("FedAvg", "fedavg"),
+        Row.of("FedProx", "fedprox"),
+        Row.of("FedAgnostic", "agnostic"),
+    ]
+    tables = [TableSpec(f"{splits} splits", rows, (*models, f"data.splits={splits}")) for splits in SPLITS]
+    return Suite("heterogeneous-mnist", "a different model on each node: LeNet-5, wide LeNet, MLP, CNN", tables)
+
+
+def _comparison() -> Suite:
+    rows = [
+        Row.of("FedH2L", "fedh2l", paper=FEDH2L),
+        Row.of("FedMD", "fedmd", paper=ALPHAS["10 %"][3]),
+        Row.of("FedAvg", "fedavg"),
+        Row.of("FedProx", "fedprox"),
+        Row.of("FedAgnostic", "agnostic"),
+        Row.of("FML", "fml"),
+        Row.of("FedGKT", "fedgkt"),
+        Row.of("AGG", "aggregation", paper=ALPHAS["10 %"][2]),
+        Row.of("IND", "independent", paper=IND),
+    ]
+    tables = [TableSpec(f"α = 10 %, {splits} splits", rows, (f"data.splits={splits}",)) for splits in SPLITS]
+    return Suite("comparison", "every method, what it is, and what it sends", tables, capabilities=True)
+
+
+def _tuning() -> Suite:
+    """How the settings of the baselines were chosen; models are compared on validation data."""
+    fedmd = [
+        Row.of(f"revisit {r}, digest {d}", "fedmd", f"method.revisit_epochs={r}", f"method.digest_epochs={d}")
+        for r in (1, 4)
+        for d in (1, 5, 20)
+    ]
+    fedprox = [
+        Row.of(f"K = {k}, μ = {mu}", "fedprox", f"method.interval={k}", f"method.mu={mu}")
+        for k in ("10", "matched")
+        for mu in (0.001, 0.01, 0.1, 1.0)
+    ]
+    tables = [TableSpec("FedMD", fedmd, (ALIGNED,)), TableSpec("FedProx", fedprox, (ALIGNED,))]
+    return Suite("tuning", "settings of the baselines, compared on validation data", tables)
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (_rotated_mnist(), _ablation(), _interval(), _heterogeneous(), _comparison(), _tuning())
+}

@@ -1,0 +1,131 @@
+"""From the results of cells to tables of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedh2l.bench.cells import cells_of, chosen_rows, takes_part
+from fedh2l.bench.statistics import Difference, Summary
+from fedh2l.bench.suite import Changes, Row, Scores, Suite, TableSpec
+from fedh2l.metrics import METRICS
+
+Metrics = dict[str, Summary]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is known of one row: nothing, if none of its runs has ended or its method cannot take part."""
+
+    label: str
+    method: str
+    takes_part: bool
+    seeds: tuple[int, ...] = ()
+    average: Metrics = field(default_factory=dict)
+    """ACC, WDP and CDP, averaged over the nodes."""
+    nodes: dict[str, Metrics] = field(default_factory=dict)
+    last: Metrics = field(default_factory=dict)
+    """As `average`, of the last models."""
+    validation: Summary | None = None
+    views: dict[str, Metrics] = field(default_factory=dict)
+    bytes_per_round: float = 0.0
+    bytes_total: float = 0.0
+    conflict_rate: float = 0.0
+    seconds: float = 0.0
+    difference: dict[str, Difference] = field(default_factory=dict)
+    """To the table's first line, over the seeds that both have."""
+    paper: Scores | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The lines of one table."""
+
+    title: str
+    lines: Sequence[Line]
+    wanted: int
+    """How many seeds each line should have."""
+
+    def best(self, metric: str) -> float | None:
+        """The highest mean, as it is printed."""
+        means = [round(line.average[metric].mean, 2) for line in self.lines if line.average]
+        return max(means, default=None)
+
+
+def tables_of(suite: Suite, out: Path, seeds: int, common: Changes, methods: Sequence[str] | None) -> list[Table]:
+    """All tables of a suite, from whatever results there are."""
+    tables = []
+    for spec in suite.tables:
+        rows = chosen_rows(spec, methods)
+        if rows:
+            lines = [_line(row, spec, out, seeds, common) for row in rows]
+            tables.append(Table(spec.title, _compared(lines), seeds))
+    return tables
+
+
+def _line(row: Row, table: TableSpec, out: Path, seeds: int, common: Changes) -> Line:
+    if not takes_part(row, table):
+        return Line(row.label, row.method, takes_part=False, paper=row.paper)
+    found = {
+        choice: [r for cell in cells_of(row, table, choice, seeds, common) if (r := cell.result(out)) is not None]
+        for choice in row.choices
+    }
+    complete = {choice: results for choice, results in found.items() if results}
+    if not complete or len(complete) < len(found):  # the best of some choices is not known before all of them are
+        return Line(row.label, row.method, takes_part=True, paper=row.paper)
+    choice = max(complete, key=lambda name: _validation(complete[name]).mean)
+    label = f"{row.label}: {choice}" if choice else row.label
+    return _summed_up(label, row, complete[choice])
+
+
+def _summed_up(label: str, row: Row, results: list[dict[str, Any]]) -> Line:
+    names = [node["name"] for node in results[0]["nodes"]]
+    views = results[0].get("views", {})
+    return Line(
+        label,
+        row.method,
+        takes_part=True,
+        seeds=tuple(result["seed"] for result in results),
+        average=_metrics([result["average"] for result in results]),
+        nodes={name: _metrics([result["nodes"][i] for result in results]) for i, name in enumerate(names)},
+        last=_metrics([result["last"] for result in results]),
+        validation=_validation(results),
+        views={view: _metrics([result["views"][view] for result in results]) for view in views},
+        bytes_per_round=fmean(result["bytes"]["per_round"] for result in results),
+        bytes_total=fmean(result["bytes"]["total"] for result in results),
+        conflict_rate=fmean(result["conflict_rate"] for result in results),
+        seconds=fmean(result["seconds"] for result in results),
+        paper=row.paper,
+    )
+
+
+def _compared(lines: Sequence[Line]) -> list[Line]:
+    """The lines with their differences to the first one."""
+    first = lines[0]
+    compared = []
+    for line in lines:
+        both = [seed for seed in line.seeds if seed in first.seeds]
+        if line is not first and both:
+            differences = {
+                metric: Difference.of(_at(line, metric, both), _at(first, metric, both)) for metric in METRICS
+            }
+            line = Line(**{**vars(line), "difference": differences})
+        compared.append(line)
+    return compared
+
+
+def _at(line: Line, metric: str, seeds: Sequence[int]) -> list[float]:
+    values = dict(zip(line.seeds, line.average[metric].values, strict=True))
+    return [values[seed] for seed in seeds]
+
+
+def _metrics(entries: Sequence[dict[str, Any]]) -> Metrics:
+    return {metric: Summary(tuple(entry[metric] for entry in entries)) for metric in METRICS}
+
+
+def _validation(results: Sequence[dict[str, Any]]) -> Summary:
+    """ACC on pooled validation data, averaged over the nodes."""
+    return Summary(tuple(fmean(node["validation"] for node in result["nodes"]) for result in results))

@@ -1,0 +1,101 @@
+"""`fedh2l bench`: compare methods over seeds, and print the tables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedh2l.bench.cells import Cell, all_cells
+from fedh2l.bench.output import Report
+from fedh2l.bench.runner import Outcome, Runner
+from fedh2l.bench.suites import SUITES
+from fedh2l.bench.tables import tables_of
+from fedh2l.cli.console import err, notice
+from fedh2l.cli.run import SetOption
+from fedh2l.config import load_config
+from fedh2l.errors import ConfigError, did_you_mean
+from fedh2l.methods.registry import find_method
+from fedh2l.settings import resolve_device
+
+OUT_OF_TIME = 75
+"""The exit code of a bench that stopped at its time limit: run it again to go on."""
+
+
+def bench(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help=f"One of: {', '.join(SUITES)}.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds 0, 1, …")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10_000,
+    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only rows of these methods.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and tables go.")] = Path("bench"),
+    device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Where to compute.")] = "auto",
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Stop cleanly after this long; run again to go on.")
+    ] = None,
+    changes: SetOption = None,
+) -> None:
+    """Compare methods over seeds: a grid of runs and the tables of it. What is done already is not done again."""
+    if suite not in SUITES:
+        raise ConfigError(f"unknown suite '{suite}'.{did_you_mean(suite, SUITES)} There are: {', '.join(SUITES)}")
+    wanted = SUITES[suite]
+    named = [find_method(name.strip()).name for name in methods.split(",")] if methods else None
+    common = (f"run.rounds={rounds}", *(changes or ()))
+    cells = all_cells(wanted, seeds, common, named)
+    if not cells:
+        raise ConfigError(f"suite '{suite}' has no rows of the methods {methods}")
+    place = str(resolve_device(device))
+    rule = load_config(None, common)[0].run.selection_rule
+    for cell in cells:
+        cell.config(place)  # whatever is wrong is found before anything runs
+    todo = [cell for cell in cells if cell.result(out) is None]
+    err.print(f"{len(cells)} runs of {rounds} rounds, {len(cells) - len(todo)} of them done already.")
+    outcome = _run(todo, rounds, out, place, jobs, time_limit) if todo else Outcome()
+    caption = (
+        f"Test accuracy in %, mean ± standard deviation over {seeds} seeds; differences are paired by seed, with "
+        f"95 % intervals. Selected: {rule}. Made by `fedh2l {shlex.join(sys.argv[1:])}`."
+    )
+    report = Report.of(suite, tables_of(wanted, out, seeds, common, named), caption, wanted.capabilities)
+    out.mkdir(parents=True, exist_ok=True)
+    written = report.write(out)
+    for table in report.rich(err.width):
+        err.print(table)
+    err.print(f"Wrote {', '.join(str(path) for path in written)}", soft_wrap=True)
+    _end(outcome, sum(cell.result(out) is None for cell in cells))
+
+
+def _run(todo: Sequence[Cell], rounds: int, out: Path, device: str, jobs: int | None, seconds: float | None) -> Outcome:
+    default = 1 if device.startswith("cuda") else os.cpu_count() or 1
+    progress = Progress(
+        TextColumn("{task.fields[cells]} of {task.fields[all]} runs"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left", style="dim"),
+        console=err,
+    )
+    task = progress.add_task("", total=rounds * len(todo), cells=0, all=len(todo))
+
+    class Bar:
+        def update(self, rounds: int, cells: int) -> None:
+            progress.update(task, completed=rounds, cells=cells)
+
+    with progress:
+        return Runner(out, device, jobs or default, seconds, Bar()).run(todo)
+
+
+def _end(outcome: Outcome, left: int) -> None:
+    for cell, problem in outcome.failed.items():
+        notice(f"{cell.method}, seed {cell.seed}, {' '.join(cell.changes)}: {problem}")
+    if outcome.interrupted or outcome.out_of_time:
+        why = "Stopped" if outcome.interrupted else "Out of time"
+        notice(f"{why}; {left} runs are left and the running ones are saved. The same command goes on with them.")
+        raise typer.Exit(130 if outcome.interrupted else OUT_OF_TIME)
+    if outcome.failed:
+        raise typer.Exit(1)
