@@ -20,7 +20,10 @@ SPLITS = ("private", "public", "validation", "test")
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs `(n, …)` and class indices `(n,)`, held in memory (or on a GPU) for the whole training."""
+    """Inputs `(n, …)` and class indices `(n,)`, held in memory (or on a GPU) for the whole training.
+
+    Samples of several nodes that an engine runs as one have a leading dimension of nodes in both.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -31,6 +34,9 @@ class Samples:
     def take(self, indices: Tensor | Sequence[int]) -> Samples:
         """The samples at these positions."""
         where = torch.as_tensor(indices, dtype=torch.long, device=self.labels.device)
+        if self.labels.dim() == 2:  # stacked nodes, each with indices of its own or all with the same
+            each = torch.arange(len(self.labels), device=where.device).unsqueeze(-1)
+            return Samples(self.inputs[each, where], self.labels[each, where])
         return Samples(self.inputs.index_select(0, where), self.labels.index_select(0, where))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:

@@ -23,6 +23,7 @@ from fedh2l.sampling import PrivatePurpose, draw_indices, shuffled, torch_seed
 from fedh2l.seedset import SeedSet
 
 LocalData = Literal["private", "private+own-public", "private+all-public"]
+Pool = LocalData | Literal["all-public"]
 Weights = dict[str, Tensor]
 
 
@@ -67,11 +68,11 @@ class Learner(Network):
         self._secret = secret
         self._pools: dict[str, Samples] = {}
 
-    def local_batch(self, round: int, pool: LocalData) -> Samples:
+    def local_batch(self, round: int, pool: Pool) -> Samples:
         """The batch of a round from this node's local pool, drawn by its secret."""
         return self.pool(pool).take(self.local_indices(round, pool))
 
-    def local_indices(self, round: int, pool: LocalData) -> Tensor:
+    def local_indices(self, round: int, pool: Pool) -> Tensor:
         """Where in its local pool the batch of a round is, `(batch_size,)`."""
         return self.draw("local-batch", round, len(self.pool(pool)), self.batch_size)
 
@@ -85,21 +86,26 @@ class Learner(Network):
         drawn = shuffled(range(count), purpose, self._secret, self.name, round)
         return torch.tensor(drawn, device=self.parameters.device)
 
-    def pool(self, kind: LocalData) -> Samples:
-        """Everything that this node may train on locally: private data, then public data in roster order."""
+    def pool(self, kind: Pool) -> Samples:
+        """What this node trains on locally: private data, then public data in roster order."""
         if kind not in self._pools:
             public = self.seed_set.parts
-            shared = {
-                "private": [],
-                "private+own-public": [public[self.name]],
-                "private+all-public": list(public.values()),
+            parts = {
+                "private": [self.private],
+                "private+own-public": [self.private, public[self.name]],
+                "private+all-public": [self.private, *public.values()],
+                "all-public": list(public.values()),
             }[kind]
-            self._pools[kind] = Samples.concatenate([self.private, *shared])
+            self._pools[kind] = Samples.concatenate(parts)
         return self._pools[kind]
 
     def public_batch(self, owner: str, round: int, size: int) -> Samples:
         """The batch of a round from the public data of `owner`, the same for everybody."""
         return self.seed_set.batch(owner, round, size)
+
+    def public_subset(self, round: int, size: int) -> Samples:
+        """`size` samples of everybody's public data, the same for everybody; all of them, if there are no more."""
+        return self.seed_set.subset(round, size)
 
     def build(self, model: str, arguments: Mapping[str, Any]) -> nn.Module:
         """Another model, with the initial weights that it would have had as this node's own."""

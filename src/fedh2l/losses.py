@@ -38,6 +38,13 @@ def distillation(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> 
     return temperature**2 * kl_rows(target, torch.log_softmax(student / temperature, -1)).mean(-1)
 
 
+def take_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """Rows of `(…, n, columns)` at indices `(k,)`, or at indices `(…, k)` of each stacked node's own."""
+    if rows.dim() == 1:
+        return values.index_select(-2, rows)
+    return values.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, values.shape[-1]))
+
+
 def correct_count(scores: Tensor, labels: Tensor) -> Tensor:
     """How many rows `(…, rows, classes)` have their largest value at the label; ties go to the lowest class."""
     return (scores.argmax(-1) == labels).sum(-1)

@@ -82,3 +82,81 @@ def torch_seed(purpose: Purpose, seed: int | str, node: str = "", round: int = 0
 def node_secret(seed: int, node: str) -> str:
     """The stand-in, in a simulation, for the secret that a real peer draws from its operating system."""
     return f"{stream_key('node-secret', seed, node):032x}"
+
+
+def draw_block(populations: Sequence[int], count: int, keys: Sequence[int]) -> NDArray[np.int64]:
+    """`draw_indices` for many addresses at once: row r holds `count` indices below `populations[r]`, `(rows, count)`.
+
+    `keys` are those of `stream_key`. Far quicker than one draw after the other, and equal to them.
+    """
+    sizes = np.asarray(populations, dtype=np.uint64)
+    if np.any(sizes < count) or (np.any(sizes == count) and np.any(sizes != count)):
+        raise ValueError("every population must hold more than a batch")
+    result = np.empty((len(keys), count), dtype=np.int64)
+    if len(keys) and np.all(sizes == count):
+        result[:] = np.arange(count)
+        return result
+    for start in range(0, len(keys), _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        words = _philox_words(keys[part], count)
+        result[part] = _fisher_yates(words, sizes[part])
+    return result
+
+
+def shuffle_block(population: int, keys: Sequence[int]) -> NDArray[np.int64]:
+    """`shuffled(range(population))` for many addresses at once, `(rows, population)`."""
+    cards = np.tile(np.arange(population, dtype=np.int32), (len(keys), 1))
+    if population > 1:
+        _swap(cards, _philox_words(keys, population - 1), np.full(len(keys), population, dtype=np.uint64))
+    return cards.astype(np.int64)
+
+
+_BLOCK_ROWS = 4096
+_M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
+_W0, _W1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+Words = NDArray[np.uint64]
+
+
+def _multiply(a: Words, b: np.uint64) -> tuple[Words, Words]:
+    """High and low 64 bits of a product of 64-bit numbers."""
+    a_low, a_high, b_low, b_high = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
+    low = a_low * b_low
+    middle = a_high * b_low + (low >> _HALF)
+    other = a_low * b_high + (middle & _LOW)
+    return a_high * b_high + (middle >> _HALF) + (other >> _HALF), a * b
+
+
+def _philox_words(keys: Sequence[int], count: int) -> Words:
+    """The first `count` words of `numpy.random.Philox(key=…)` for each key, `(keys, count)`."""
+    blocks = -(-count // 4)
+    mask = 2**64 - 1
+    k0 = np.array([key & mask for key in keys], dtype=np.uint64)[:, None]
+    k1 = np.array([key >> 64 for key in keys], dtype=np.uint64)[:, None]
+    x0 = np.tile(np.arange(1, blocks + 1, dtype=np.uint64), (len(keys), 1))  # NumPy counts before it draws
+    x1, x2, x3 = (np.zeros_like(x0) for _ in range(3))
+    with np.errstate(over="ignore"):  # arithmetic is modulo 2⁶⁴
+        for turn in range(10):
+            w0, w1 = np.uint64(_W0 * turn & mask), np.uint64(_W1 * turn & mask)
+            (high0, low0), (high1, low1) = _multiply(x0, _M0), _multiply(x2, _M1)
+            x0, x1, x2, x3 = high1 ^ x1 ^ (k0 + w0), low1, high0 ^ x3 ^ (k1 + w1), low0
+    words: Words = np.stack([x0, x1, x2, x3], -1).reshape(len(keys), -1)[:, :count]
+    return words
+
+
+def _fisher_yates(words: Words, sizes: Words) -> NDArray[np.int32]:
+    cards = np.tile(np.arange(int(sizes.max()), dtype=np.int32), (len(words), 1))
+    _swap(cards, words, sizes)
+    return cards[:, : words.shape[1]]
+
+
+def _swap(cards: NDArray[np.int32], words: Words, sizes: Words) -> None:
+    """A partial Fisher–Yates shuffle of every row, in place."""
+    rows = np.arange(len(cards))
+    for i in range(words.shape[1]):
+        left = sizes - np.uint64(i)
+        word = words[:, i]
+        above = ((word >> _HALF) * left + (((word & _LOW) * left) >> _HALF)) >> _HALF  # ⌊word · left / 2⁶⁴⌋
+        j = i + above.astype(np.int64)
+        cards[rows, i], cards[rows, j] = cards[rows, j], cards[rows, i].copy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,10 @@ class Server:
         self.networks[name] = Network(copy.deepcopy(module).to(self.device), self.optimizer)
         return self.networks[name]
 
-    def shuffled(self, items: Sequence[int], address: str, round: int) -> list[int]:
-        """Items in the random order that belongs to an address at a round."""
-        return shuffled(items, "server-batch", self.roster.seed, address, round)
+    def order(self, address: str, round: int, count: int) -> Tensor:
+        """All `count` indices in the random order that belongs to an address at a round."""
+        drawn = shuffled(range(count), "server-batch", self.roster.seed, address, round)
+        return torch.tensor(drawn, device=self.device)
 
     def seed_torch(self, round: int) -> None:
         """Addresses what the server's networks draw from torch's own generator."""

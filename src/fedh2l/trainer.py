@@ -138,7 +138,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self.engine.complete(count=self.round == self.settings.rounds)
-        counts = {name: right for name, (right,) in self.engine.correct([self._validation]).items()}
+        counts = self.engine.validate()
         better = [name for name, right in counts.items() if right > self.best.get(name, (-1, 0))[0]]
         self.best |= {name: (counts[name], self.round) for name in better}
         self.engine.keep_best(better)

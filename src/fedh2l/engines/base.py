@@ -43,6 +43,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def validate(self) -> dict[str, int]:
+        """For each node, how many samples of everybody's validation data its model gets right."""
+
+    @abstractmethod
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
         """For each node, how many samples of each set its model gets right."""
 

@@ -151,6 +151,12 @@ class LocalEngine(Engine):
         if count:
             self.ledger.count(message, self.roster.names)
 
+    def validate(self) -> dict[str, int]:
+        """Evaluates model after model."""
+        validation = self.learners[0].validation
+        assert validation is not None
+        return {name: right for name, (right,) in self.correct([validation]).items()}
+
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
         """Evaluates model after model."""
         counts = {}

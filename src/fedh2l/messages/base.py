@@ -75,7 +75,7 @@ class Message(ABC):
 
     @abstractmethod
     def faults(self, labels: Tensor | None = None) -> Tensor:
-        """Which of `FAULTS` it has, as booleans `(faults,)` on its device, with nothing read by the host.
+        """Which of `FAULTS` it has, as booleans `(…, faults)` on its device, with nothing read by the host.
 
         `labels` are those of the sender's public batch, where the message speaks of one.
         """
@@ -104,7 +104,6 @@ class Message(ABC):
             )
 
 
-def any_not_finite(*tensors: Tensor | None) -> Tensor:
-    """Whether any value is NaN or infinite, `()`."""
-    checks = [~torch.isfinite(tensor).all() for tensor in tensors if tensor is not None]
-    return torch.stack(checks).any()
+def not_finite(tensor: Tensor, dimensions: int) -> Tensor:
+    """Whether any value of the trailing dimensions is NaN or infinite, `(…)`."""
+    return ~torch.isfinite(tensor).flatten(-dimensions).all(-1) if dimensions else ~torch.isfinite(tensor)

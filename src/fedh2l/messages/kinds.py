@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedh2l.errors import MessageError
 from fedh2l.losses import correct_count
-from fedh2l.messages.base import Kind, Layout, Message, any_not_finite
+from fedh2l.messages.base import Kind, Layout, Message, not_finite
 
 ROW_SUM_TOLERANCE = 1e-4
 
@@ -74,17 +74,18 @@ class Posteriors(Message):
     def faults(self, labels: Tensor | None = None) -> Tensor:
         """A receiver that holds the labels counts again."""
         values = self.values
-        counts_differ = torch.zeros((), dtype=torch.bool, device=values.device)
+        counts_differ = torch.zeros(values.shape[:-2], dtype=torch.bool, device=values.device)
         if labels is not None and self.correct is not None:
-            counts_differ = (correct_count(values, labels) != self.correct).any()
+            counts_differ = correct_count(values, labels) != self.correct
         # A comparison with NaN is false, so these are phrased to catch it too.
         return torch.stack(
             [
-                any_not_finite(values),
-                ~(values >= 0).all(),
-                ~((values.sum(-1) - 1).abs() <= ROW_SUM_TOLERANCE).all(),
+                not_finite(values, 2),
+                ~(values >= 0).flatten(-2).all(-1),
+                ~((values.sum(-1) - 1).abs() <= ROW_SUM_TOLERANCE).all(-1),
                 counts_differ,
-            ]
+            ],
+            -1,
         )
 
 
@@ -130,7 +131,7 @@ class Logits(Message):
 
     def faults(self, labels: Tensor | None = None) -> Tensor:
         """Only finite values."""
-        return torch.stack([any_not_finite(self.values)])
+        return not_finite(self.values, 2).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,8 @@ class Vector(Message):
 
     def faults(self, labels: Tensor | None = None) -> Tensor:
         """Only finite values."""
-        return torch.stack([any_not_finite(self.values, self.loss)])
+        unsound = not_finite(self.values, 1)
+        return (unsound if self.loss is None else unsound | not_finite(self.loss, 0)).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -242,8 +244,8 @@ class Features(Message):
 
     def faults(self, labels: Tensor | None = None) -> Tensor:
         """Finite values, and labels that are classes."""
-        of_no_class = ((self.labels < 0) | (self.labels >= self.logits.shape[-1])).any()
-        return torch.stack([any_not_finite(self.values, self.logits), of_no_class])
+        of_no_class = ((self.labels < 0) | (self.labels >= self.logits.shape[-1])).any(-1)
+        return torch.stack([not_finite(self.values, 2) | not_finite(self.logits, 2), of_no_class], -1)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Agnostic(FedAvg):
         """Goes on from the global model, and counts it in the mean."""
         super().receive(node, inbox, round)
         node.memory["iterates"] = node.memory["iterates"] + 1
-        share = (1 / node.memory["iterates"]).to(node.parameters.dtype)
+        share = (1 / node.memory["iterates"]).to(node.parameters.dtype).unsqueeze(-1)
         node.memory["mean"] = torch.lerp(node.memory["mean"], node.shared(), share)
 
 

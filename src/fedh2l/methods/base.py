@@ -8,7 +8,7 @@ functions of tensors.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import PrivateAttr
@@ -86,6 +86,13 @@ class Method(Section):
     def exchanges(self, round: int) -> bool:
         """Whether anything crosses between nodes in this round."""
         return False
+
+    def kind_of_round(self, round: int) -> Hashable:
+        """Rounds of one kind do the same operations, given the same memory, so an engine may record one and repeat it.
+
+        A method whose rounds differ by more than whether they exchange says so here.
+        """
+        return self.exchanges(round)
 
     def emit(self, node: Learner, round: int) -> Message:
         """What leaves the node, in a round that exchanges."""

@@ -87,7 +87,7 @@ class FedAvg(Method):
         if self._steps > 1:
             return Parameters.of(node.name, round, shared)
         gradient = node.memory.pop("gradient")
-        return Gradients.of(node.name, round, torch.cat([gradient, shared[gradient.shape[-1] :]], -1))
+        return Gradients.of(node.name, round, torch.cat([gradient, shared[..., gradient.shape[-1] :]], -1))
 
     def aggregate(self, server: Server, messages: Sequence[Message], round: int) -> Mapping[str, Message]:
         """The new global model, for all nodes alike."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedh2l.errors import ConfigError
 from fedh2l.learner import Learner, LocalData
-from fedh2l.losses import cross_entropy, distillation
+from fedh2l.losses import cross_entropy, distillation, take_rows
 from fedh2l.messages import SERVER, Features, Kind, Logits, Message, Parameters
 from fedh2l.methods.base import Method, Preset
 from fedh2l.methods.schedule import INTERVAL_HELP, Interval, steps
@@ -105,7 +105,7 @@ class FedGKT(Method):
         said = node.logits(batch.inputs, part="edge")
         loss = cross_entropy(said, batch.labels)
         if "taught" in node.memory:
-            taught = node.memory["taught"].index_select(-2, indices)
+            taught = take_rows(node.memory["taught"], indices)
             loss = loss + self.alpha * distillation(taught.to(said.dtype), said, self.temperature)
         node.step(node.gradient(loss), "local")
         node.record(round, local_loss=loss)
@@ -132,12 +132,12 @@ class FedGKT(Method):
     def _teach(self, server: Server, trunk: Network, message: Features, address: str, round: int) -> None:
         """One epoch of the server over one node's features."""
         rows, dtype = message.values.shape[-2], trunk.parameters.dtype
-        order = torch.tensor(server.shuffled(range(rows), address, round), device=server.device)
-        for part in torch.split(order, self.server_batch_size):
-            said = trunk.logits(message.values.index_select(-2, part).to(dtype))
-            loss = cross_entropy(said, message.labels.index_select(-1, part))
+        order = server.order(address, round, rows)
+        for part in torch.split(order, self.server_batch_size, -1):
+            said = trunk.logits(take_rows(message.values, part).to(dtype))
+            loss = cross_entropy(said, take_rows(message.labels.unsqueeze(-1), part).squeeze(-1))
             if self.server_distillation:
-                loss = loss + distillation(message.logits.index_select(-2, part).to(dtype), said, self.temperature)
+                loss = loss + distillation(take_rows(message.logits, part).to(dtype), said, self.temperature)
             trunk.step(trunk.gradient(loss), "local")
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import torch
 from pydantic import Field, PrivateAttr
 
 from fedh2l.learner import Learner, LocalData
-from fedh2l.losses import correct_count, cross_entropy
+from fedh2l.losses import correct_count, cross_entropy, take_rows
 from fedh2l.messages import SERVER, Kind, Logits, Message
 from fedh2l.methods.base import Method, Preset
 from fedh2l.methods.schedule import epoch_steps
@@ -89,13 +89,14 @@ class FedMD(Method):
         since = round - self._schedule.transfer
         return since >= 0 and since % self._schedule.revisit == 0
 
+    def kind_of_round(self, round: int) -> Hashable:
+        """Its phase, whether it looks at the validation data, and whether it exchanges."""
+        plan = self._schedule
+        return round <= plan.public, self._looks(round), round in (plan.public, plan.transfer), self.exchanges(round)
+
     def local_step(self, node: Learner, round: int) -> None:
         """One step on everybody's public data, or on the node's own."""
-        if round <= self._schedule.public:
-            pool = node.seed_set.union
-            batch = pool.take(node.draw("local-batch", round, len(pool), node.batch_size))
-        else:
-            batch = node.local_batch(round, self.local_data)
+        batch = node.local_batch(round, "all-public" if round <= self._schedule.public else self.local_data)
         loss = cross_entropy(node.logits(batch.inputs), batch.labels)
         node.step(node.gradient(loss), "local")
         node.record(round, local_loss=loss)
@@ -103,7 +104,7 @@ class FedMD(Method):
 
     def emit(self, node: Learner, round: int) -> Message:
         """Raw logits on the public data of this exchange."""
-        return Logits.of(node.name, round, node.predict(node.seed_set.subset(round, self.subset).inputs))
+        return Logits.of(node.name, round, node.predict(node.public_subset(round, self.subset).inputs))
 
     def aggregate(self, server: Server, messages: Sequence[Message], round: int) -> Mapping[str, Message]:
         """The mean, the same for all."""
@@ -114,24 +115,28 @@ class FedMD(Method):
         """Digest."""
         (consensus,) = inbox
         assert isinstance(consensus, Logits)
-        inputs = node.seed_set.subset(round, self.subset).inputs
-        rows = inputs.shape[0]
+        samples = node.public_subset(round, self.subset)
+        rows = samples.labels.shape[-1]
         whole = self.digest_batch_size >= rows
-        order = torch.arange(rows, device=inputs.device) if whole else node.order("digest", round, rows)
-        for part in torch.split(order, self.digest_batch_size) * self.digest_epochs:
-            target = consensus.values.index_select(-2, part).to(node.parameters.dtype)
-            loss = (node.logits(inputs.index_select(0, part)) - target).abs().mean((-2, -1))
+        order = torch.arange(rows, device=samples.labels.device) if whole else node.order("digest", round, rows)
+        for part in torch.split(order, self.digest_batch_size, -1) * self.digest_epochs:
+            target = take_rows(consensus.values, part).to(node.parameters.dtype)
+            loss = (node.logits(samples.take(part).inputs) - target).abs().mean((-2, -1))
             node.step(node.gradient(loss), "mutual")
             node.record(round, digest=loss)
 
-    def _keep_best(self, node: Learner, round: int) -> None:
-        """In the transfer phase: each part ends with the weights that did best on validation data, epoch by epoch."""
+    def _looks(self, round: int) -> bool:
+        """Whether the validation data is looked at: after each epoch of the transfer phase, and at its parts' ends."""
         plan = self._schedule
-        if round > plan.transfer or node.validation is None:
-            return
+        if round > plan.transfer:
+            return False
         first = round <= plan.public
         start, end, epoch = (0, plan.public, plan.public_epoch) if first else (plan.public, plan.transfer, plan.epoch)
-        if (round - start) % epoch and round != end:
+        return (round - start) % epoch == 0 or round == end
+
+    def _keep_best(self, node: Learner, round: int) -> None:
+        """In the transfer phase: each part ends with the weights that did best on validation data, epoch by epoch."""
+        if not self._looks(round) or node.validation is None:
             return
         score = correct_count(node.predict(node.validation.inputs), node.validation.labels)
         memory, present = node.memory, node.shared()
@@ -141,6 +146,6 @@ class FedMD(Method):
             memory["score"] = torch.maximum(score, memory["score"])
         else:
             memory["kept"], memory["score"] = present, score
-        if round == end:
+        if round in (self._schedule.public, self._schedule.transfer):
             node.adopt(memory.pop("kept"))
             del memory["score"]

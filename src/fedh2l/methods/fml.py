@@ -70,7 +70,8 @@ class FML(Method):
         for node in learners:
             node.memory["meme"] = node.further("meme", meme).shared()
             node.views["meme"] = partial(_meme_says, node)
-        server.memory["weights"] = torch.full((len(learners),), 1 / len(learners), dtype=torch.float64)
+        shares = torch.full((len(learners),), 1 / len(learners), dtype=torch.float64)
+        server.memory["weights"] = shares.to(server.device)
 
     def exchanges(self, round: int) -> bool:
         """Every K rounds."""
@@ -95,7 +96,7 @@ class FML(Method):
 
     def aggregate(self, server: Server, messages: Sequence[Message], round: int) -> Mapping[str, Message]:
         """The mean of the memes, the same for all."""
-        average = weighted_sum(messages, server.memory["weights"].to(server.device))
+        average = weighted_sum(messages, server.memory["weights"])
         return dict.fromkeys(server.roster.names, Parameters.of(SERVER, round, average))
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
