@@ -27,10 +27,14 @@ class Ledger:
 
     def count(self, message: Message, receivers: Sequence[str]) -> None:
         """One message, delivered to each of `receivers`."""
-        size = message.encoded_size
+        self.add(message.sender, receivers, message, 1)
+
+    def add(self, sender: str, receivers: Sequence[str], like: Message, times: int) -> None:
+        """So many messages of one sender, each as large as `like`, delivered to each of `receivers`."""
+        size = like.encoded_size * times
         for receiver in receivers:
-            self.edges[f"{message.sender}->{receiver}"] += size
-        self.payload += message.payload_size * len(receivers)
+            self.edges[f"{sender}->{receiver}"] += size
+        self.payload += like.payload_size * len(receivers) * times
         self.multicast += size if receivers else 0
 
     def summary(self, rounds: int) -> dict[str, Any]:

@@ -17,7 +17,11 @@ class RunSettings(Section):
     rounds: int = Field(2000, ge=1, description="rounds: one optimiser step on local data per node each")
     seed: int = Field(0, ge=0, description="everything random follows from it")
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
-    engine: Literal["auto", "local"] = Field("auto", description="what runs the nodes: local, all in one process")
+    engine: Literal["auto", "local", "batched"] = Field(
+        "auto",
+        description="what runs the nodes: local, one after the other; batched, nodes of one architecture as one "
+        "computation; auto: batched on a GPU where it can be, else local",
+    )
     threads: int = Field(
         1, ge=1, le=1024, description="threads within one operation; results repeat bit for bit at equal threads"
     )
@@ -53,7 +57,9 @@ class RunSettings(Section):
 
     def resolved(self) -> RunSettings:
         """The same settings with what `auto` stands for on this machine."""
-        return self.model_copy(update={"device": str(resolve_device(self.device)), "engine": "local"})
+        device = str(resolve_device(self.device))
+        engine = "local" if self.engine == "auto" and device == "cpu" else self.engine
+        return self.model_copy(update={"device": device, "engine": engine})
 
 
 def resolve_device(name: str) -> torch.device:

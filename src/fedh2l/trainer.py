@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,7 @@ from fedh2l.checkpoints import Checkpoint
 from fedh2l.clock import Clock
 from fedh2l.domain import Samples
 from fedh2l.engines.base import Engine, Which
-from fedh2l.engines.local import LocalEngine
+from fedh2l.engines.choice import engines_for
 from fedh2l.errors import DivergedError, RunError
 from fedh2l.federation import Federation
 from fedh2l.metrics import average, scores
@@ -53,15 +53,14 @@ class Trainer:
         directory: RunDirectory | None = None,
         callbacks: Sequence[Callback] = (),
         stop: Callable[[], bool] = lambda: False,
+        engine: Engine | None = None,
     ) -> None:
         self.federation = federation
         self.settings = federation.settings
         self.directory = directory
         self.callbacks = callbacks
         self.stop = stop
-        self.engine: Engine = LocalEngine(
-            federation.learners(), federation.method, federation.roster, self.settings.rounds
-        )
+        self.engine = engine or engines_for([federation])[0]
         self.round = 0
         self.best: dict[str, tuple[int, int]] = {}
         """For each node, the validation samples that its best model got right, and the round of that model."""
@@ -89,25 +88,22 @@ class Trainer:
 
     def run(self) -> Result:
         """Trains, and leaves in each node's module the model that the selection rule picks."""
-        with self.directory.locked() if self.directory else nullcontext(), _torch_settings(self.settings):
-            if self.directory:
-                self.directory.cut_metrics(self.round)  # what a run that died wrote after its last good checkpoint
-                self.directory.checkpoints.drop_after(self.round)
-            self._clock.start()
-            self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
-            try:
-                while self.round < self.settings.rounds:
-                    self.advance()
-                result = self._finish()
-            finally:
-                self.engine.close()
-        self._tell("on_end", result)
-        return result
+        return run_together([self])[0]
 
     def advance(self) -> None:
         """Goes on to the next evaluation or checkpoint, whichever comes first, and does it."""
-        target = self._next_event()
-        self.round = self.engine.advance(self.round + 1, target, self._after_round)
+        _advance_together([self])
+
+    def _begin(self) -> None:
+        if self.directory:
+            self.directory.cut_metrics(self.round)  # what a run that died wrote after its last good checkpoint
+            self.directory.checkpoints.drop_after(self.round)
+        self._clock.start()
+        self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
+
+    def _arrive(self, round: int) -> None:
+        """Does what belongs to a round: evaluation, checkpoint, stopping."""
+        self.round = round
         self._verify()
         evaluates = self.round % self.settings.eval_every == 0 or self.round == self.settings.rounds
         if evaluates:
@@ -295,6 +291,46 @@ class Trainer:
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(*arguments)
+
+
+def run_together(trainers: Sequence[Trainer]) -> list[Result]:
+    """Trains federations in step, whose engines share one computation; one trainer alone is the usual case."""
+    first = trainers[0]
+    with ExitStack() as stack:
+        for trainer in trainers:
+            if trainer.directory:
+                stack.enter_context(trainer.directory.locked())
+        stack.enter_context(_torch_settings(first.settings))
+        for trainer in trainers:
+            trainer._begin()
+        try:
+            while first.round < first.settings.rounds:
+                _advance_together(trainers)
+            results = [trainer._finish() for trainer in trainers]
+        finally:
+            for trainer in trainers:
+                trainer.engine.close()
+    for trainer, result in zip(trainers, results, strict=True):
+        trainer._tell("on_end", result)
+    return results
+
+
+def _advance_together(trainers: Sequence[Trainer]) -> None:
+    first = trainers[0]
+
+    def keep_going(round: int) -> bool:
+        wanted = [trainer._after_round(round) for trainer in trainers]  # all of them hear of it
+        return all(wanted)
+
+    reached = first.engine.advance(first.round + 1, first._next_event(), keep_going)
+    interrupted: Interrupted | None = None
+    for trainer in trainers:
+        try:
+            trainer._arrive(reached)
+        except Interrupted as stopped:  # the others must be saved too
+            interrupted = stopped
+    if interrupted is not None:
+        raise interrupted
 
 
 @contextmanager

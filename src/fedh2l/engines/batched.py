@@ -1,0 +1,514 @@
+"""Nodes of one architecture as one computation, for one federation or for several that differ by their seed alone.
+
+The rounds of all of them are run together; each federation's trainer sees an engine of its own, a window on its share.
+On a GPU rounds are recorded as CUDA graphs (`graphs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedh2l.domain import Samples
+from fedh2l.engines.base import Engine, Which
+from fedh2l.engines.draws import Draws
+from fedh2l.engines.graphs import CAPACITY, Recorder, Records
+from fedh2l.engines.local import LocalEngine
+from fedh2l.engines.stacked import StackedLearner, StackedServer, Store
+from fedh2l.errors import ConfigError, DivergedError
+from fedh2l.learner import Learner, architectures
+from fedh2l.ledger import Ledger
+from fedh2l.losses import correct_count
+from fedh2l.messages import SERVER, Message, Posteriors
+from fedh2l.methods.base import Method
+from fedh2l.sampling import draw_block, stream_key
+
+FAULT = "fault of the message"
+"""Under which the flags of what was sent are recorded."""
+
+
+class Formation:
+    """Federations in step: their learners stacked by architecture, and the rounds that all of them take together."""
+
+    def __init__(self, engines: Sequence[LocalEngine]) -> None:
+        self.engines = list(engines)
+        self.method: Method = engines[0].method
+        self.names = engines[0].roster.names
+        self.learners: list[Learner] = [learner for engine in engines for learner in engine.learners]
+        self.device = self.learners[0].parameters.device
+        self.draws = Draws(self.device)
+        self.store = Store()
+        self.groups = self._groups()
+        self.store.close()
+        self.server = StackedServer([engine.server for engine in engines], self.draws)
+        self.round = 0
+        self.records: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        self._holders: dict[str, StackedLearner | StackedServer] = {
+            **{f"group-{i}": group for i, group in enumerate(self.groups)},
+            SERVER: self.server,
+        }
+        self._recorder = Recorder(self._holders, self.draws, self._body) if self.device.type == "cuda" else None
+        self._public = {learner: self.store.add(learner.seed_set.parts[learner.name]) for learner in self.learners}
+        self._public_table = torch.from_numpy(np.stack(list(self._public.values()))).to(self.device)
+        self._sizes: dict[bool, tuple[Message, ...]] = {}
+        self._exchanged: list[int] = []
+        self._validated: tuple[int, list[int]] = (-1, [])
+        for group in self.groups:
+            group.public = self._public_for(group)
+            self._try(group)
+
+    def _groups(self) -> list[StackedLearner]:
+        place = {id(learner): i for i, learner in enumerate(self.learners)}
+        by_layout = architectures_of(self.learners)
+        return [
+            StackedLearner(members, [place[id(member)] for member in members], self.store, self.draws)
+            for members in by_layout
+        ]
+
+    def _try(self, group: StackedLearner) -> None:
+        inputs = self.store.take(group._table("private")[0][:, :2]).inputs
+        group.try_stacking(inputs)
+        for network in group.networks.values():
+            network.try_stacking(inputs)  # type: ignore[attr-defined]
+        for network in self.server.networks.values():
+            network.stackable = network.stackable and group.stackable  # type: ignore[attr-defined]
+
+    # Rounds
+
+    def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
+        """Runs rounds; returns the last one done."""
+        self.round = first - 1
+        if self._recorder is None:
+            for round in range(first, last + 1):
+                self._body(round)
+                self.round = round
+                self._count(round)
+                if not keep_going(round):
+                    break
+            self.collect()
+            return self.round
+        while self.round < last:
+            block = range(self.round + 1, min(last, self.round + CAPACITY) + 1)
+            kinds = [(round, self.method.kind_of_round(round)) for round in block]
+            reached = self._recorder.run(kinds, keep_going)
+            for round in range(block[0], reached + 1):
+                self._count(round)
+            self.round = reached
+            self.collect()
+            if reached < block[-1]:
+                break
+        return self.round
+
+    def _count(self, round: int) -> None:
+        if self.method.exchanges(round):
+            self._exchanged.append(round)
+
+    def _body(self, round: int) -> None:
+        """One round of all nodes."""
+        for group in self.groups:
+            group.seed_torch("torch-local", round)
+            self.method.local_step(group, round)
+        if not self.method.exchanges(round):
+            return
+        sent = [self._emit(group, round) for group in self.groups]
+        if self.method.decentralised:
+            self._exchange(sent, round)
+        else:
+            self._consult_server(sent, round)
+
+    def _emit(self, group: StackedLearner, round: int) -> Message:
+        group.seed_torch("torch-emit", round)
+        message = self.method.emit(group, round)
+        labels = None
+        if isinstance(message, Posteriors):
+            batch = group.public_batch("own", round, self.method.public_batch_rows(group.batch_size))
+            message.check_shape(batch.labels.shape[-1], group.classes)
+            labels = batch.labels
+        group.record(round, **{FAULT: _first_fault(message, labels)})
+        return message
+
+    def _exchange(self, sent: Sequence[Message], round: int) -> None:
+        """Nodes hear each other: the t-th message of an inbox comes from each member's t-th teacher."""
+        everybody = self._in_order(sent)
+        teachers = self._teachers(round)
+        self._sizes[True] = (everybody,)
+        for group in self.groups:
+            heard = teachers.index_select(0, group.places)
+            inbox = []
+            for t in range(heard.shape[1]):
+                tensors = [tensor.index_select(0, heard[:, t]) for tensor in everybody.tensors()]
+                inbox.append(everybody.assemble(f"teacher {t}", round, tensors, everybody.flagged))
+            group.seed_torch("torch-mutual", round)
+            self.method.receive(group, inbox, round)
+
+    def _consult_server(self, sent: Sequence[Message], round: int) -> None:
+        everybody = self._in_order(sent)
+        federations, nodes = len(self.engines), len(self.names)
+        columns = [tensor.view(federations, nodes, *tensor.shape[1:]) for tensor in everybody.tensors()]
+        messages = [
+            everybody.assemble(name, round, [column[:, place] for column in columns], everybody.flagged)
+            for place, name in enumerate(self.names)
+        ]
+        self.server.seed_torch(round)
+        answers = self.method.aggregate(self.server, messages, round)
+        ordered = [answers[name] for name in self.names]
+        self._sizes[True] = (everybody, *ordered)
+        first = ordered[0]
+        parts = zip(*(answer.tensors() for answer in ordered), strict=True)
+        stacked = [torch.stack(list(part), 1).flatten(0, 1) for part in parts]
+        for group in self.groups:
+            tensors = [tensor.index_select(0, group.places) for tensor in stacked]
+            answer = first.assemble(SERVER, round, tensors, first.flagged)
+            group.seed_torch("torch-mutual", round)
+            self.method.receive(group, [answer], round)
+
+    def _in_order(self, sent: Sequence[Message]) -> Message:
+        """What all groups sent as one message, in the order of the members."""
+        if len(sent) == 1:
+            return sent[0]
+        order = torch.argsort(torch.cat([group.places for group in self.groups]))
+        parts = zip(*(message.tensors() for message in sent), strict=True)
+        tensors = [torch.cat(list(part)).index_select(0, order) for part in parts]
+        return sent[0].assemble("everybody", sent[0].round, tensors, sent[0].flagged)
+
+    def _teachers(self, round: int) -> Tensor:
+        """The places of each member's teachers, `(members, teachers)`."""
+        graphs = [self.method.teachers(engine.roster, round) for engine in self.engines]
+        later = [self.method.teachers(engine.roster, round + 1) for engine in self.engines]
+        if all(now is then for now, then in zip(graphs, later, strict=True)):  # one object: the same in every round
+            key, fixed = "teachers", round
+        else:
+            key, fixed = "teachers of the round", 0
+        nodes = len(self.names)
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            places = []
+            for r in rounds:
+                for federation, engine in enumerate(self.engines):
+                    heard = self.method.teachers(engine.roster, fixed or r)
+                    index = engine.roster.index
+                    places.append([[federation * nodes + index[t] for t in heard[name]] for name in self.names])
+            return np.array(places, dtype=np.int64).reshape(len(rounds), len(self.learners), -1)
+
+        return self.draws.get(key, compute, round)
+
+    def _public_for(self, group: StackedLearner) -> Callable[[str, int, int], Samples]:
+        """What a group's members see of public data: their own batch, or that of their t-th teacher."""
+
+        def public(owner: str, round: int, size: int) -> Samples:
+            rows = self._public_rows(round, size)
+            whose = group.places
+            if owner != "own":
+                whose = self._teachers(round).index_select(0, group.places)[:, int(owner.removeprefix("teacher "))]
+            return self.store.take(rows.index_select(0, whose))
+
+        return public
+
+    def _public_rows(self, round: int, size: int) -> Tensor:
+        """Where in the store everybody's public batch of a round is, `(members, size)`."""
+        population = self._public_table.shape[1]
+        if size >= population:
+            return self._public_table
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            keys = [stream_key("public-batch", m.seed_set.seed, m.name, r) for r in rounds for m in self.learners]
+            drawn = draw_block([population] * len(keys), size, keys)
+            return drawn.reshape(len(rounds), len(self.learners), size)
+
+        return self._public_table.gather(1, self.draws.get(("public-batch", size), compute, round))
+
+    # What the trainers ask
+
+    def collect(self) -> None:
+        """Brings what was recorded to the host, and counts what was sent."""
+        records: Records = {}
+        if self._recorder is not None:
+            records = self._recorder.records()
+        else:
+            for name, group in zip(self._holders, self.groups, strict=False):
+                records |= {(name, key): entries for key, entries in group.records.items()}
+                group.records = {}
+        for (name, key), entries in records.items():
+            holder = self._holders[name]
+            assert isinstance(holder, StackedLearner)
+            table = torch.stack([value for _, value in entries]).double().cpu().tolist()
+            for column, place in enumerate(holder.places.tolist()):
+                federation, node = divmod(place, len(self.names))
+                into = self.records.setdefault(f"{federation}/{self.names[node]}", {}).setdefault(key, [])
+                into += [(round, row[column]) for (round, _), row in zip(entries, table, strict=True)]
+        self._count_traffic()
+
+    def _count_traffic(self) -> None:
+        if not self._exchanged:
+            return
+        everybody, *answers = self._sizes[True]
+        for engine in self.engines:
+            if answers:
+                self._count_server(engine.ledger, everybody, answers, len(self._exchanged))
+                continue
+            for graph, times in self._graphs(engine):
+                receivers: dict[str, list[str]] = {}
+                for name, heard in graph.items():
+                    for teacher in heard:
+                        receivers.setdefault(teacher, []).append(name)
+                for sender, names in receivers.items():
+                    engine.ledger.add(sender, names, everybody, times)
+        self._exchanged = []
+
+    def _graphs(self, engine: LocalEngine) -> Iterable[tuple[Mapping[str, tuple[str, ...]], int]]:
+        """Who heard whom since the last count, and in how many rounds."""
+        graphs = [self.method.teachers(engine.roster, round) for round in self._exchanged]
+        if all(graph is graphs[0] for graph in graphs):
+            return [(graphs[0], len(graphs))]
+        return [(graph, 1) for graph in graphs]
+
+    def _count_server(self, ledger: Ledger, everybody: Message, answers: Sequence[Message], times: int) -> None:
+        together: dict[int, list[str]] = {}
+        for name, answer in zip(self.names, answers, strict=True):
+            ledger.add(name, [SERVER], everybody, times)
+            together.setdefault(id(answer), []).append(name)
+        for name, answer in zip(self.names, answers, strict=True):
+            if together[id(answer)][0] == name:
+                ledger.add(SERVER, together[id(answer)], answer, times)
+
+    def validate(self) -> list[int]:
+        """How many validation samples each member gets right; computed once a round for all."""
+        if self._validated[0] != self.round:
+            counts = [0] * len(self.learners)
+            for group in self.groups:
+                validation = group.validation
+                assert validation is not None
+                with group.showing(group.reported):
+                    right = correct_count(group.predict(validation.inputs), validation.labels).tolist()
+                for place, count in zip(group.places.tolist(), right, strict=True):
+                    counts[place] = count
+            self._validated = (self.round, counts)
+        return self._validated[1]
+
+    def keep_best(self, places: set[int]) -> None:
+        """Remembers the present weights of these members as their best."""
+        for group in self.groups:
+            wanted = [place in places for place in group.places.tolist()]
+            if any(wanted):
+                group.keep_best(torch.tensor(wanted, device=self.device))
+
+    def sound(self) -> list[bool]:
+        """Whether each member's parameters are finite."""
+        found = [True] * len(self.learners)
+        for group in self.groups:
+            finite = torch.isfinite(group.parameters).all(-1).tolist()
+            for place, fine in zip(group.places.tolist(), finite, strict=True):
+                found[place] = fine
+        return found
+
+    def save(self, federation: int) -> None:
+        """Hands the learners and the server of a federation what is theirs."""
+        nodes = len(self.names)
+        for group in self.groups:
+            group.save([i for i, place in enumerate(group.places.tolist()) if place // nodes == federation])
+        self.server.save(federation)
+
+    def load(self) -> None:
+        """Stacks what learners and servers hold, after they were restored."""
+        for group in self.groups:
+            group.load()
+            self._try(group)
+        self.server.load()
+        if self._recorder is not None:
+            self._recorder = Recorder(self._holders, self.draws, self._body)
+
+
+class BatchedEngine(Engine):
+    """One federation's window on a formation."""
+
+    def __init__(self, formation: Formation, place: int) -> None:
+        self.formation = formation
+        self.place = place
+        self.inner = formation.engines[place]
+        self.ledger = self.inner.ledger
+        self.learners = self.inner.learners
+        self.method = self.inner.method
+        self._first = place * len(formation.names)
+
+    @staticmethod
+    def of(engines: Sequence[LocalEngine]) -> list[BatchedEngine]:
+        """Windows on a formation of these federations; raises `ConfigError` if they cannot be run as one."""
+        reason = obstacle(engines)
+        if reason:
+            raise ConfigError(f"run.engine: 'batched' cannot run this: {reason}; use 'local'")
+        formation = Formation(engines)
+        return [BatchedEngine(formation, place) for place in range(len(engines))]
+
+    def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
+        """Takes the whole formation along."""
+        return self.formation.advance(first, last, keep_going)
+
+    def _records(self) -> dict[str, dict[str, list[tuple[int, float]]]]:
+        names = self.formation.names
+        return {name: self.formation.records.setdefault(f"{self.place}/{name}", {}) for name in names}
+
+    def verify(self) -> None:
+        """Looks through what was recorded, and at the parameters."""
+        found = []
+        sound = self.formation.sound()
+        for offset, (name, records) in enumerate(self._records().items()):
+            if not sound[self._first + offset]:
+                found.append((self.formation.round, 3, name, "its parameters are not finite"))
+            for key, entries in records.items():
+                for round, value in entries:
+                    if key == FAULT:
+                        if value:
+                            kind = self.formation._sizes[True][0]
+                            found.append((round, 1, name, f"it sent {kind.FAULTS[int(value) - 1]}"))
+                    elif not np.isfinite(value):
+                        found.append((round, 0 if key.startswith("local") else 2, name, f"its {key} is not finite"))
+            records.pop(FAULT, None)
+        if found:
+            round, _, node, what = min(found)
+            raise DivergedError(f"node '{node}', round {round}: {what}")
+
+    def series(self) -> dict[str, dict[str, list[float]]]:
+        """What each node recorded since the last call."""
+        collected = {}
+        for name, records in self._records().items():
+            collected[name] = {key: [value for _, value in entries] for key, entries in records.items()}
+            records.clear()
+        return collected
+
+    def complete(self, count: bool) -> None:
+        """By the learners themselves, where a method asks for it."""
+        if self._completes:
+            self.formation.save(self.place)
+            self.inner._round_done = self.formation.round
+            self.inner.complete(count)
+
+    @property
+    def _completes(self) -> bool:
+        return type(self.method).closing is not Method.closing
+
+    def validate(self) -> dict[str, int]:
+        """This federation's share of what all get right."""
+        if self._completes:
+            return self.inner.validate()
+        counts = self.formation.validate()
+        return {name: counts[self._first + i] for i, name in enumerate(self.formation.names)}
+
+    def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
+        """By the learners themselves."""
+        return self.inner.correct(sets)
+
+    def views(self) -> list[str]:
+        """By the learners themselves."""
+        names = self.inner.views()
+        if names:
+            self.formation.save(self.place)
+        return names
+
+    def correct_view(self, view: str, name: str, sets: Sequence[Samples]) -> list[int]:
+        """By the learners themselves."""
+        return self.inner.correct_view(view, name, sets)
+
+    def keep_best(self, names: Iterable[str]) -> None:
+        """In the stack."""
+        wanted = set(names)
+        if self._completes:
+            self.inner.keep_best(wanted)
+            for group in self.formation.groups:
+                group.best = {
+                    key: torch.stack([(m.best or m.weights())[key] for m in group.members])
+                    for key in group.members[0].weights()
+                }
+        else:
+            self.formation.keep_best({self._first + self.inner.roster.index[name] for name in wanted})
+
+    def select(self, which: Which) -> None:
+        """By the learners themselves, after the last round."""
+        if not self.inner._last:
+            self.formation.save(self.place)
+            if self._completes:
+                self.inner.complete(count=False)
+        self.inner.select(which)
+
+    def state_dicts(self) -> dict[str, dict[str, Tensor]]:
+        """By the learners themselves."""
+        return self.inner.state_dicts()
+
+    def logits(self, inputs: Tensor) -> dict[str, Tensor]:
+        """By the learners themselves."""
+        return self.inner.logits(inputs)
+
+    def state(self) -> dict[str, Tensor]:
+        """The same as the local engine's, so that either may go on from it."""
+        self.formation.save(self.place)
+        for learner in self.learners:
+            records = self._records()[learner.name]
+            learner.records = {
+                key: [(round, torch.tensor(value, dtype=torch.float64)) for round, value in entries]
+                for key, entries in records.items()
+            }
+        return self.inner.state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Through the learners, which are then stacked anew."""
+        self.inner.restore(state)
+        for name, records in self._records().items():
+            learner = next(learner for learner in self.learners if learner.name == name)
+            records.clear()
+            records |= {
+                key: [(round, float(value)) for round, value in entries] for key, entries in learner.records.items()
+            }
+            learner.records = {}
+        self.formation.load()
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of all learners."""
+        return self.inner.parameter_bytes
+
+    def close(self) -> None:
+        """Gives the modules back."""
+        self.inner.close()
+
+
+def obstacle(engines: Sequence[LocalEngine]) -> str | None:
+    """Why these federations cannot be run as one computation; None if they can."""
+    first = engines[0]
+    if any(engine.roster.names != first.roster.names for engine in engines):
+        return "the federations have different nodes"
+    learners = [learner for engine in engines for learner in engine.learners]
+    sizes = {len(learner.seed_set.parts[learner.name]) for learner in learners}
+    if len(sizes) > 1:
+        return "nodes have public data of different sizes"
+    if min(len(learner.private) for learner in learners) <= first.learners[0].batch_size:
+        return "a node has less private data than a batch"
+    exchanging = next((round for round in range(1, first.rounds + 1) if first.method.exchanges(round)), None)
+    if exchanging and first.method.decentralised:
+        counts = {
+            len(heard) for engine in engines for heard in first.method.teachers(engine.roster, exchanging).values()
+        }
+        if len(counts) > 1 or counts == {0}:
+            return "nodes hear different numbers of teachers"
+    pools = {len(learner.private) for learner in learners}
+    if len(pools) > 1 and "features" in first.method.sends:
+        return "nodes send features of different numbers of samples"
+    return None
+
+
+def architectures_of(learners: Sequence[Learner]) -> list[list[Learner]]:
+    """Learners by what their models are: class, layout, and which parameters are trained."""
+    groups: dict[tuple[str, str, str], list[Learner]] = {}
+    for learner in learners:
+        (layout,) = architectures([learner])
+        trained = str([name for name, p in learner.module.named_parameters() if p.requires_grad])
+        groups.setdefault((str(learner.module), layout, trained), []).append(learner)
+    return list(groups.values())
+
+
+def _first_fault(message: Message, labels: Tensor | None) -> Tensor:
+    """0 where a member's message is sound, else 1 + the place of its first fault, `(members,)`."""
+    flags = message.faults(labels)
+    return torch.where(flags.any(-1), 1 + flags.to(torch.int8).argmax(-1), 0)

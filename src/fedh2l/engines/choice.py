@@ -1,0 +1,26 @@
+"""Which engine runs a federation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from fedh2l.engines.base import Engine
+from fedh2l.engines.batched import BatchedEngine, obstacle
+from fedh2l.engines.local import LocalEngine
+from fedh2l.federation import Federation
+
+log = logging.getLogger("fedh2l")
+
+
+def engines_for(federations: Sequence[Federation]) -> list[Engine]:
+    """An engine for each of some federations that differ by seed or data alone; they may share one computation."""
+    settings = federations[0].settings
+    engines = [LocalEngine(f.learners(), f.method, f.roster, f.settings.rounds) for f in federations]
+    if settings.engine == "local" or (settings.engine == "auto" and settings.device == "cpu"):
+        return list(engines)
+    reason = obstacle(engines)
+    if settings.engine == "auto" and reason is not None:
+        log.info("nodes are run one after the other, since %s", reason)
+        return list(engines)
+    return list(BatchedEngine.of(engines))

@@ -1,0 +1,69 @@
+"""Addressed draws for rounds that are run as they are, and for rounds that are recorded once and repeated.
+
+A recorded round cannot ask for numbers: it reads them from a buffer on the device, at the position that a counter on
+the device says. Who repeats it fills the buffer beforehand, for a block of rounds at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedh2l.learner import seed_generators
+
+Compute = Callable[[Sequence[int]], NDArray[np.int64]]
+"""From rounds to what is drawn in each, `(rounds, …)`."""
+
+
+@dataclass
+class Tape:
+    """What a recorded round reads: its draws, and where in their buffers it is."""
+
+    capacity: int
+    counter: Tensor
+    """`(1,)`, which of the prepared rounds is done next."""
+    buffers: dict[Hashable, tuple[Tensor, Compute]] = field(default_factory=dict)
+    seed: Callable[[int], int] | None = None
+    """The seed of torch's own generator for a round, if the round asked for one."""
+
+    def read(self, key: Hashable, compute: Compute, round: int) -> Tensor:
+        """The draw of the round that is next, in a recording."""
+        if key not in self.buffers:
+            shape = compute([round]).shape[1:]
+            buffer = torch.zeros(self.capacity, *shape, dtype=torch.int64, device=self.counter.device)
+            self.buffers[key] = (buffer, compute)
+        return self.buffers[key][0].index_select(0, self.counter).squeeze(0)
+
+    def fill(self, rounds: Sequence[int]) -> None:
+        """Prepares these rounds, the first at position 0."""
+        for buffer, compute in self.buffers.values():
+            source = torch.from_numpy(compute(rounds))
+            if buffer.is_cuda:
+                source = source.pin_memory()  # so that the copy does not wait for what the device is doing
+            buffer[: len(rounds)].copy_(source, non_blocking=True)
+
+
+class Draws:
+    """Gives draws to stacked nodes: at once, or from the tape of the round that is being recorded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.tape: Tape | None = None
+
+    def get(self, key: Hashable, compute: Compute, round: int) -> Tensor:
+        """What is drawn at `round`; `key` tells the draws of a round apart."""
+        if self.tape is not None:
+            return self.tape.read(key, compute, round)
+        return torch.from_numpy(compute([round])[0]).to(self.device)
+
+    def seed(self, seed: Callable[[int], int], device: torch.device, round: int) -> None:
+        """Seeds torch's own generator; a recorded round is seeded once, before it is repeated."""
+        if self.tape is None:
+            seed_generators(seed(round), device)
+        elif self.tape.seed is None:
+            self.tape.seed = seed

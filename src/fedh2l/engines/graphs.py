@@ -1,0 +1,205 @@
+"""Rounds recorded as CUDA graphs: what a round does is captured once for each kind of round, and then repeated.
+
+Between rounds everything that a method keeps lives in tensors that stay where they are. A recorded round reads them,
+and writes what it left in memories, optimiser states and reported weights back to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedh2l.engines.draws import Draws, Tape
+from fedh2l.engines.stacked import StackedLearner, StackedServer
+from fedh2l.learner import seed_generators
+from fedh2l.network import Network
+
+Path = tuple[str, ...]
+Holders = Mapping[str, StackedLearner | StackedServer]
+Records = dict[tuple[str, str], list[tuple[int, Tensor]]]
+"""By holder and name, rounds and values `(members,)`."""
+
+CAPACITY = 64
+"""How many rounds are prepared at a time."""
+
+
+class Residence:
+    """The tensors in which a run's state lives between rounds, each at its place."""
+
+    def __init__(self, holders: Holders) -> None:
+        self.holders = holders
+        self.tensors: dict[Path, Tensor] = {}
+
+    def paths(self) -> frozenset[Path]:
+        """What there is at present; rounds that find the same do the same."""
+        return frozenset(path for path, _ in self._leaves())
+
+    def settle(self) -> None:
+        """Moves what a round left behind to its place."""
+        found = dict(self._leaves())
+        homes = {tensor.data_ptr() for tensor in self.tensors.values()}
+        moved = {
+            path: tensor.clone() if tensor.data_ptr() in homes else tensor
+            for path, tensor in found.items()
+            if tensor is not self.tensors.get(path)
+        }
+        for path, tensor in moved.items():
+            if path in self.tensors and self.tensors[path].shape == tensor.shape:
+                self.tensors[path].copy_(tensor)
+            else:
+                self.tensors[path] = tensor.clone()
+        self.restore(frozenset(found))
+
+    def restore(self, paths: frozenset[Path]) -> None:
+        """Gives every holder the tensors at these places, and no others."""
+        for name, holder in self.holders.items():
+            holder.memory = self._at(paths, (name, "memory"))
+            if isinstance(holder, StackedLearner):
+                holder.reported = self._at(paths, (name, "reported")) or None
+                self._restore_states(paths, (name, "own"), holder)
+            for key, network in holder.networks.items():
+                self._restore_states(paths, (name, f"network-{key}"), network)
+
+    def _restore_states(self, paths: frozenset[Path], at: Path, network: Network) -> None:
+        states: dict[str, dict[str, Tensor]] = {}
+        for path in paths:
+            if path[: len(at)] == at:
+                phase, name = path[len(at) :]
+                states.setdefault(phase, {})[name] = self.tensors[path]
+        network.optimizer_states = states
+
+    def _at(self, paths: frozenset[Path], at: Path) -> dict[str, Tensor]:
+        return {path[-1]: self.tensors[path] for path in paths if path[: len(at)] == at}
+
+    def _leaves(self) -> Iterator[tuple[Path, Tensor]]:
+        for name, holder in self.holders.items():
+            yield from (((name, "memory", key), value) for key, value in holder.memory.items())
+            networks: dict[str, Network] = {f"network-{key}": value for key, value in holder.networks.items()}
+            if isinstance(holder, StackedLearner):
+                networks["own"] = holder
+                yield from (((name, "reported", key), value) for key, value in (holder.reported or {}).items())
+            for label, network in networks.items():
+                for phase, state in network.optimizer_states.items():
+                    yield from (((name, label, phase, key), value) for key, value in state.items())
+
+
+@dataclass
+class Recording:
+    """One kind of round as a CUDA graph."""
+
+    graph: torch.cuda.CUDAGraph
+    tape: Tape
+    after: frozenset[Path]
+    """What there is when it is done."""
+    log: dict[tuple[str, str], Tensor]
+    """What it records, `(capacity, members)` by holder and name."""
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    """The rounds it has done since its log was read, and where in the log they are."""
+
+    def read_log(self) -> Records:
+        """What was recorded since the last call, on the host."""
+        done, self.rounds = self.rounds, []
+        if not done:
+            return {}
+        tables = {key: values.cpu() for key, values in self.log.items()}
+        return {key: [(round, table[position]) for round, position in done] for key, table in tables.items()}
+
+
+class Recorder:
+    """Runs rounds: the first of each kind as it is, the second while recording it, all others by repeating it."""
+
+    def __init__(self, holders: Holders, draws: Draws, body: Callable[[int], None]) -> None:
+        self.residence = Residence(holders)
+        self.recordings: dict[object, Recording | None] = {}
+        self._holders, self._draws, self._body = holders, draws, body
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, kinds: Sequence[tuple[int, object]], keep_going: Callable[[int], bool]) -> int:
+        """Runs rounds of these kinds, at most `CAPACITY`; returns the last one done."""
+        paths = self.residence.paths()
+        ready: set[object] = set()
+        positions = _positions(kinds)
+        done = kinds[0][0] - 1
+        for round, kind in kinds:
+            key = (kind, paths)
+            if key not in self.recordings:
+                self._body(round)
+                self.residence.settle()
+                self.recordings[key] = None
+                paths = self.residence.paths()
+            else:
+                recording = self.recordings[key] or self._record(key, round)
+                if key not in ready:
+                    ready.add(key)
+                    recording.tape.fill([r for r, k in kinds if k == kind])
+                if recording.tape.seed is not None:
+                    seed_generators(recording.tape.seed(round), self._draws.device)
+                recording.tape.counter.fill_(positions[round])
+                recording.graph.replay()
+                recording.rounds.append((round, positions[round]))
+                if recording.after != paths:
+                    paths = recording.after
+                    self.residence.restore(paths)
+            done = round
+            if not keep_going(round):
+                break
+        return done
+
+    def _record(self, key: object, round: int) -> Recording:
+        device = self._draws.device
+        tape = Tape(CAPACITY, torch.zeros(1, dtype=torch.int64, device=device))
+        graph = torch.cuda.CUDAGraph()
+        taken = self._take_records()
+        self._draws.tape = tape
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._body(round)
+                log = {}
+                for record, entries in self._take_records().items():
+                    # Several values of one round (digest steps) become their mean.
+                    value = torch.stack([value.double() for _, value in entries]).mean(0)
+                    log[record] = torch.zeros(CAPACITY, *value.shape, dtype=torch.float64, device=device)
+                    log[record].index_copy_(0, tape.counter, value.unsqueeze(0))
+                self.residence.settle()
+        finally:
+            self._draws.tape = None
+        self._put_records(taken)
+        recording = Recording(graph, tape, self.residence.paths(), log)
+        self.recordings[key] = recording
+        return recording
+
+    def records(self) -> Records:
+        """What was recorded since the last call, round by round, on the host."""
+        collected = {key: [(r, v.cpu()) for r, v in entries] for key, entries in self._take_records().items()}
+        for recording in self.recordings.values():
+            if recording is not None:
+                for key, entries in recording.read_log().items():
+                    collected.setdefault(key, []).extend(entries)
+        return {key: sorted(entries, key=lambda entry: entry[0]) for key, entries in collected.items()}
+
+    def _take_records(self) -> Records:
+        taken: Records = {}
+        for name, holder in self._holders.items():
+            if isinstance(holder, StackedLearner):
+                taken |= {(name, key): entries for key, entries in holder.records.items()}
+                holder.records = {}
+        return taken
+
+    def _put_records(self, taken: Records) -> None:
+        for (name, key), entries in taken.items():
+            holder = self._holders[name]
+            assert isinstance(holder, StackedLearner)
+            holder.records[key] = entries
+
+
+def _positions(kinds: Sequence[tuple[int, object]]) -> dict[int, int]:
+    """Each round's place among the rounds of its kind."""
+    seen: dict[object, int] = {}
+    positions = {}
+    for round, kind in kinds:
+        positions[round] = seen.get(kind, 0)
+        seen[kind] = positions[round] + 1
+    return positions
