@@ -14,10 +14,12 @@ from typing import Any
 from fedh2l.bench.suite import Changes, Row, Suite, TableSpec
 from fedh2l.callbacks import Callback
 from fedh2l.config import Config, load_config
+from fedh2l.engines.batched import BatchedEngine
+from fedh2l.engines.choice import engines_for
 from fedh2l.methods.registry import find_method
 from fedh2l.rundir import RESULT, RunDirectory
 from fedh2l.toml import to_toml
-from fedh2l.trainer import Trainer
+from fedh2l.trainer import Trainer, run_together
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,52 @@ class Cell:
         """Its complete configuration."""
         return load_config(None, self.changes, self.method, {"seed": self.seed, "device": device})[0]
 
-    def run(self, out: Path, device: str, callbacks: Sequence[Callback], stop: Callable[[], bool]) -> None:
-        """Runs it to its end, from where it was left; raises `Interrupted` when asked to stop."""
-        config = self.config(device)
+    def directory(self, out: Path) -> RunDirectory:
+        """The directory of its run, made if it is not there."""
         folder = self.path(out)
-        trainer = Trainer(config.federation(), callbacks=callbacks, stop=stop)
-        trainer.save_models = False
-        if folder.exists():
-            trainer.directory = RunDirectory.open(folder)
-            trainer.resume()
+        return RunDirectory.open(folder) if folder.exists() else RunDirectory.claim(folder, to_toml(self.config("cpu")))
+
+    def reached(self, out: Path) -> int:
+        """The round from which it goes on."""
+        newest = RunDirectory(self.path(out)).checkpoints.newest()
+        return newest[1].round if newest else 0
+
+
+def run_cells(
+    cells: Sequence[Cell], out: Path, device: str, callback: Callable[[], Callback], stop: Callable[[], bool]
+) -> None:
+    """Runs cells to their end, from where they were left; raises `Interrupted` when asked to stop.
+
+    Those that start at one round are run as one computation, where an engine can.
+    """
+    starts: dict[int, list[Cell]] = {}
+    for cell in cells:
+        starts.setdefault(cell.reached(out), []).append(cell)
+    for together in starts.values():
+        federations = [cell.config(device).federation() for cell in together]
+        trainers = []
+        for cell, federation, engine in zip(together, federations, engines_for(federations), strict=True):
+            trainers.append(Trainer(federation, cell.directory(out), [callback()], stop, engine))
+            trainers[-1].save_models = False
+            trainers[-1].resume()
+        if isinstance(trainers[0].engine, BatchedEngine):
+            run_together(trainers)
         else:
-            trainer.directory = RunDirectory.claim(folder, to_toml(config))
-        trainer.run()
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            for trainer in trainers:
+                trainer.run()
+        for cell in together:
+            shutil.rmtree(cell.path(out) / "checkpoints", ignore_errors=True)
+
+
+def units(cells: Sequence[Cell], device: str) -> list[list[Cell]]:
+    """What is run at a time: on a GPU, cells that differ by seed and split alone go together."""
+    if device == "cpu":
+        return [[cell] for cell in cells]
+    found: dict[tuple[str, Changes], list[Cell]] = {}
+    for cell in cells:
+        alike = tuple(change for change in cell.changes if not change.startswith("data.splits="))
+        found.setdefault((cell.method, alike), []).append(cell)
+    return list(found.values())
 
 
 @cache
@@ -74,13 +109,13 @@ def cells_of(row: Row, table: TableSpec, choice: str, seeds: int, common: Change
 
 def all_cells(suite: Suite, seeds: int, common: Changes, methods: Sequence[str] | None) -> list[Cell]:
     """Every run of a suite, once, first seeds first."""
-    found: dict[Cell, None] = {}
+    found: dict[Path, Cell] = {}
     for table in suite.tables:
         for row in chosen_rows(table, methods):
             if takes_part(row, table):
                 for choice in row.choices:
-                    found |= dict.fromkeys(cells_of(row, table, choice, seeds, common))
-    return sorted(found, key=lambda cell: cell.seed)
+                    found |= {cell.path(Path()): cell for cell in cells_of(row, table, choice, seeds, common)}
+    return sorted(found.values(), key=lambda cell: cell.seed)
 
 
 def chosen_rows(table: TableSpec, methods: Sequence[str] | None) -> list[Row]:

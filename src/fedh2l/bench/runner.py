@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from fedh2l.bench.cells import Cell
+from fedh2l.bench.cells import Cell, run_cells, units
 from fedh2l.callbacks import Callback
 from fedh2l.errors import FedH2LError
 from fedh2l.trainer import Interrupted
@@ -66,17 +66,17 @@ class Runner:
             ) as pool,
             self._stop_on_signal(outcome),
         ):
-            waiting: dict[Future[str | None], Cell] = {
-                pool.submit(_run_cell, cell, self.out, self.device): cell for cell in cells
+            waiting: dict[Future[str | None], list[Cell]] = {
+                pool.submit(_run_unit, unit, self.out, self.device): unit for unit in units(cells, self.device)
             }
             count = 0
             while waiting:
                 done, _ = wait(waiting, POLL, FIRST_COMPLETED)
                 for future in done:
-                    cell = waiting.pop(future)
-                    count += 1
+                    unit = waiting.pop(future)
+                    count += len(unit)
                     if not future.cancelled() and (problem := future.result()):
-                        outcome.failed[cell] = problem
+                        outcome.failed[unit[0]] = problem
                 self.display.update(self._rounds.value, count)
                 if self.deadline is not None and time.monotonic() > self.deadline and not self._stop.is_set():
                     outcome.out_of_time = True
@@ -140,13 +140,13 @@ class _Counter(Callback):
         self._counted = round
 
 
-def _run_cell(cell: Cell, out: Path, device: str) -> str | None:
-    """In a worker: runs a cell; returns what went wrong, if anything did."""
+def _run_unit(cells: Sequence[Cell], out: Path, device: str) -> str | None:
+    """In a worker: runs cells; returns what went wrong, if anything did."""
     stop: Event = _worker["stop"]
     if stop.is_set():
         return None
     try:
-        cell.run(out, device, [_Counter(_worker["rounds"])], stop.is_set)
+        run_cells(cells, out, device, lambda: _Counter(_worker["rounds"]), stop.is_set)
     except Interrupted:
         return None
     except FedH2LError as error:

@@ -35,7 +35,7 @@ class Tape:
         """The draw of the round that is next, in a recording."""
         if key not in self.buffers:
             shape = compute([round]).shape[1:]
-            buffer = torch.zeros(self.capacity, *shape, dtype=torch.int64, device=self.counter.device)
+            buffer = torch.empty(self.capacity, *shape, dtype=torch.int64, device=self.counter.device)
             self.buffers[key] = (buffer, compute)
         return self.buffers[key][0].index_select(0, self.counter).squeeze(0)
 

@@ -161,7 +161,7 @@ class Recorder:
                 for record, entries in self._take_records().items():
                     # Several values of one round (digest steps) become their mean.
                     value = torch.stack([value.double() for _, value in entries]).mean(0)
-                    log[record] = torch.zeros(CAPACITY, *value.shape, dtype=torch.float64, device=device)
+                    log[record] = torch.empty(CAPACITY, *value.shape, dtype=torch.float64, device=device)
                     log[record].index_copy_(0, tape.counter, value.unsqueeze(0))
                 self.residence.settle()
         finally:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedh2l.domain import Samples
+from fedh2l.engines.convolutions import AsMatrices
 from fedh2l.engines.draws import Draws
 from fedh2l.learner import Learner, Pool
 from fedh2l.network import Network
@@ -96,7 +97,8 @@ class StackedNetwork(Network):
 
         tensors = {**parameters, **self.rest}
         if self.stackable:
-            output: Tensor = vmap(one, randomness="different")(tensors, inputs)
+            with AsMatrices():
+                output: Tensor = vmap(one, randomness="different")(tensors, inputs)
             return output
         outputs = []
         for place in range(len(self.members)):
