@@ -16,7 +16,7 @@ from torch import Tensor
 from fedh2l.domain import Samples
 from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.draws import Draws
-from fedh2l.engines.graphs import CAPACITY, Recorder, Records
+from fedh2l.engines.graphs import CAPACITY, Recorder
 from fedh2l.engines.local import LocalEngine
 from fedh2l.engines.stacked import StackedLearner, StackedServer, Store
 from fedh2l.errors import ConfigError, DivergedError
@@ -46,16 +46,16 @@ class Formation:
         self.store.close()
         self.server = StackedServer([engine.server for engine in engines], self.draws)
         self.round = 0
+        """The last round done."""
         self.records: dict[str, dict[str, list[tuple[int, float]]]] = {}
         self._holders: dict[str, StackedLearner | StackedServer] = {
             **{f"group-{i}": group for i, group in enumerate(self.groups)},
             SERVER: self.server,
         }
-        self._recorder = Recorder(self._holders, self.draws, self._body) if self.device.type == "cuda" else None
+        self._recorder = Recorder(self._holders, self.draws, self._body)
         self._public = {learner: self.store.add(learner.seed_set.parts[learner.name]) for learner in self.learners}
         self._public_table = torch.from_numpy(np.stack(list(self._public.values()))).to(self.device)
-        self._sizes: dict[bool, tuple[Message, ...]] = {}
-        self._exchanged: list[int] = []
+        self._sent: tuple[Message, ...] = ()
         self._validated: tuple[int, list[int]] = (-1, [])
         for group in self.groups:
             group.public = self._public_for(group)
@@ -82,30 +82,15 @@ class Formation:
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
         """Runs rounds; returns the last one done."""
         self.round = first - 1
-        if self._recorder is None:
-            for round in range(first, last + 1):
-                self._body(round)
-                self.round = round
-                self._count(round)
-                if not keep_going(round):
-                    break
-            self.collect()
-            return self.round
         while self.round < last:
             block = range(self.round + 1, min(last, self.round + CAPACITY) + 1)
             kinds = [(round, self.method.kind_of_round(round)) for round in block]
             reached = self._recorder.run(kinds, keep_going)
-            for round in range(block[0], reached + 1):
-                self._count(round)
             self.round = reached
-            self.collect()
+            self._collect([round for round in range(block[0], reached + 1) if self.method.exchanges(round)])
             if reached < block[-1]:
                 break
         return self.round
-
-    def _count(self, round: int) -> None:
-        if self.method.exchanges(round):
-            self._exchanged.append(round)
 
     def _body(self, round: int) -> None:
         """One round of all nodes."""
@@ -135,7 +120,7 @@ class Formation:
         """Nodes hear each other: the t-th message of an inbox comes from each member's t-th teacher."""
         everybody = self._in_order(sent)
         teachers = self._teachers(round)
-        self._sizes[True] = (everybody,)
+        self._sent = (everybody,)
         for group in self.groups:
             heard = teachers.index_select(0, group.places)
             inbox = []
@@ -156,7 +141,7 @@ class Formation:
         self.server.seed_torch(round)
         answers = self.method.aggregate(self.server, messages, round)
         ordered = [answers[name] for name in self.names]
-        self._sizes[True] = (everybody, *ordered)
+        self._sent = (everybody, *ordered)
         first = ordered[0]
         parts = zip(*(answer.tensors() for answer in ordered), strict=True)
         stacked = [torch.stack(list(part), 1).flatten(0, 1) for part in parts]
@@ -223,16 +208,9 @@ class Formation:
 
     # What the trainers ask
 
-    def collect(self) -> None:
-        """Brings what was recorded to the host, and counts what was sent."""
-        records: Records = {}
-        if self._recorder is not None:
-            records = self._recorder.records()
-        else:
-            for name, group in zip(self._holders, self.groups, strict=False):
-                records |= {(name, key): entries for key, entries in group.records.items()}
-                group.records = {}
-        for (name, key), entries in records.items():
+    def _collect(self, exchanges: Sequence[int]) -> None:
+        """Brings what was recorded to the host, and counts what was sent in these rounds."""
+        for (name, key), entries in self._recorder.records().items():
             holder = self._holders[name]
             assert isinstance(holder, StackedLearner)
             table = torch.stack([value for _, value in entries]).double().cpu().tolist()
@@ -240,28 +218,28 @@ class Formation:
                 federation, node = divmod(place, len(self.names))
                 into = self.records.setdefault(f"{federation}/{self.names[node]}", {}).setdefault(key, [])
                 into += [(round, row[column]) for (round, _), row in zip(entries, table, strict=True)]
-        self._count_traffic()
+        if exchanges:
+            self._count_traffic(exchanges)
 
-    def _count_traffic(self) -> None:
-        if not self._exchanged:
-            return
-        everybody, *answers = self._sizes[True]
+    def _count_traffic(self, exchanges: Sequence[int]) -> None:
+        everybody, *answers = self._sent
         for engine in self.engines:
             if answers:
-                self._count_server(engine.ledger, everybody, answers, len(self._exchanged))
+                self._count_server(engine.ledger, everybody, answers, len(exchanges))
                 continue
-            for graph, times in self._graphs(engine):
+            for graph, times in self._graphs(engine, exchanges):
                 receivers: dict[str, list[str]] = {}
                 for name, heard in graph.items():
                     for teacher in heard:
                         receivers.setdefault(teacher, []).append(name)
                 for sender, names in receivers.items():
                     engine.ledger.add(sender, names, everybody, times)
-        self._exchanged = []
 
-    def _graphs(self, engine: LocalEngine) -> Iterable[tuple[Mapping[str, tuple[str, ...]], int]]:
-        """Who heard whom since the last count, and in how many rounds."""
-        graphs = [self.method.teachers(engine.roster, round) for round in self._exchanged]
+    def _graphs(
+        self, engine: LocalEngine, exchanges: Sequence[int]
+    ) -> Iterable[tuple[Mapping[str, tuple[str, ...]], int]]:
+        """Who heard whom in these rounds, and in how many of them."""
+        graphs = [self.method.teachers(engine.roster, round) for round in exchanges]
         if all(graph is graphs[0] for graph in graphs):
             return [(graphs[0], len(graphs))]
         return [(graph, 1) for graph in graphs]
@@ -318,8 +296,7 @@ class Formation:
             group.load()
             self._try(group)
         self.server.load()
-        if self._recorder is not None:
-            self._recorder = Recorder(self._holders, self.draws, self._body)
+        self._recorder = Recorder(self._holders, self.draws, self._body)
 
 
 class BatchedEngine(Engine):
@@ -362,7 +339,7 @@ class BatchedEngine(Engine):
                 for round, value in entries:
                     if key == FAULT:
                         if value:
-                            kind = self.formation._sizes[True][0]
+                            kind = self.formation._sent[0]
                             found.append((round, 1, name, f"it sent {kind.FAULTS[int(value) - 1]}"))
                     elif not np.isfinite(value):
                         found.append((round, 0 if key.startswith("local") else 2, name, f"its {key} is not finite"))

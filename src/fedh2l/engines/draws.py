@@ -28,14 +28,26 @@ class Tape:
     counter: Tensor
     """`(1,)`, which of the prepared rounds is done next."""
     buffers: dict[Hashable, tuple[Tensor, Compute]] = field(default_factory=dict)
+    filled: int = 0
+    """The position at which the first round, which makes room, finds its draws."""
     seed: Callable[[int], int] | None = None
     """The seed of torch's own generator for a round, if the round asked for one."""
 
+    @staticmethod
+    def empty(capacity: int, device: torch.device) -> Tape:
+        """A tape with nothing on it."""
+        return Tape(capacity, torch.zeros(1, dtype=torch.int64, device=device))
+
     def read(self, key: Hashable, compute: Compute, round: int) -> Tensor:
-        """The draw of the round that is next, in a recording."""
+        """The draw of the round that is next.
+
+        The first round that asks for one makes room for it. That one is run as it is: what is made while recording
+        lies in memory that other recordings use as well.
+        """
         if key not in self.buffers:
-            shape = compute([round]).shape[1:]
-            buffer = torch.empty(self.capacity, *shape, dtype=torch.int64, device=self.counter.device)
+            drawn = torch.from_numpy(compute([round]))
+            buffer = torch.zeros(self.capacity, *drawn.shape[1:], dtype=torch.int64, device=self.counter.device)
+            buffer[self.filled : self.filled + 1].copy_(drawn)
             self.buffers[key] = (buffer, compute)
         return self.buffers[key][0].index_select(0, self.counter).squeeze(0)
 
@@ -57,13 +69,12 @@ class Draws:
 
     def get(self, key: Hashable, compute: Compute, round: int) -> Tensor:
         """What is drawn at `round`; `key` tells the draws of a round apart."""
-        if self.tape is not None:
-            return self.tape.read(key, compute, round)
-        return torch.from_numpy(compute([round])[0]).to(self.device)
+        assert self.tape is not None, "draws are for rounds"
+        return self.tape.read(key, compute, round)
 
     def seed(self, seed: Callable[[int], int], device: torch.device, round: int) -> None:
         """Seeds torch's own generator; a recorded round is seeded once, before it is repeated."""
-        if self.tape is None:
+        if self.tape is None or self.tape.seed is None:
             seed_generators(seed(round), device)
-        elif self.tape.seed is None:
+        if self.tape is not None and self.tape.seed is None:
             self.tape.seed = seed

@@ -88,14 +88,16 @@ class Residence:
 
 @dataclass
 class Recording:
-    """One kind of round as a CUDA graph."""
+    """One kind of round: run as it is the first time, which makes room for what it reads and writes, then recorded."""
 
-    graph: torch.cuda.CUDAGraph
     tape: Tape
-    after: frozenset[Path]
+    graph: torch.cuda.CUDAGraph | None = None
+    after: frozenset[Path] = frozenset()
     """What there is when it is done."""
-    log: dict[tuple[str, str], Tensor]
+    log: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     """What it records, `(capacity, members)` by holder and name."""
+    random: bool = True
+    """Whether it draws from torch's own generator (dropout)."""
     rounds: list[tuple[int, int]] = field(default_factory=list)
     """The rounds it has done since its log was read, and where in the log they are."""
 
@@ -113,9 +115,11 @@ class Recorder:
 
     def __init__(self, holders: Holders, draws: Draws, body: Callable[[int], None]) -> None:
         self.residence = Residence(holders)
-        self.recordings: dict[object, Recording | None] = {}
+        self.recordings: dict[object, Recording] = {}
         self._holders, self._draws, self._body = holders, draws, body
-        self._pool = torch.cuda.graph_pool_handle()
+        self._device = draws.device
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self.residence.settle()
 
     def run(self, kinds: Sequence[tuple[int, object]], keep_going: Callable[[int], bool]) -> int:
         """Runs rounds of these kinds, at most `CAPACITY`; returns the last one done."""
@@ -125,59 +129,70 @@ class Recorder:
         done = kinds[0][0] - 1
         for round, kind in kinds:
             key = (kind, paths)
-            if key not in self.recordings:
-                self._body(round)
-                self.residence.settle()
-                self.recordings[key] = None
-                paths = self.residence.paths()
+            recording = self.recordings.get(key)
+            if recording is None:
+                recording = self.recordings[key] = Recording(Tape.empty(CAPACITY, self._device))
+                recording.tape.filled = positions[round]
+                recording.tape.counter.fill_(positions[round])
+                self._perform(recording, round)
+                recording.random = self._drew()
             else:
-                recording = self.recordings[key] or self._record(key, round)
                 if key not in ready:
                     ready.add(key)
                     recording.tape.fill([r for r, k in kinds if k == kind])
-                if recording.tape.seed is not None:
-                    seed_generators(recording.tape.seed(round), self._draws.device)
                 recording.tape.counter.fill_(positions[round])
-                recording.graph.replay()
-                recording.rounds.append((round, positions[round]))
-                if recording.after != paths:
-                    paths = recording.after
-                    self.residence.restore(paths)
+                self._repeat(recording, round)
+            recording.rounds.append((round, positions[round]))
+            if recording.after != paths:
+                paths = recording.after
+                self.residence.restore(paths)
             done = round
             if not keep_going(round):
                 break
         return done
 
-    def _record(self, key: object, round: int) -> Recording:
-        device = self._draws.device
-        tape = Tape(CAPACITY, torch.zeros(1, dtype=torch.int64, device=device))
-        graph = torch.cuda.CUDAGraph()
-        taken = self._take_records()
+    def _repeat(self, recording: Recording, round: int) -> None:
+        """A round of a kind that has been run before; where nothing can be recorded, it is run again."""
+        if recording.random and recording.tape.seed is not None:
+            seed_generators(recording.tape.seed(round), self._device)
+        if self._pool is None:
+            self._perform(recording, round)
+            return
+        if recording.graph is None:
+            recording.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(recording.graph, pool=self._pool):
+                self._perform(recording, round)
+        recording.graph.replay()
+
+    def _drew(self) -> bool:
+        """Whether a round drew from torch's own generator since it was seeded."""
+        if self._device.type != "cuda":
+            return True
+        offset = torch.cuda.get_rng_state(self._device)[8:]
+        return bool(offset.any())
+
+    def _perform(self, recording: Recording, round: int) -> None:
+        """One round, from its draws to its log, run or recorded."""
+        tape = recording.tape
         self._draws.tape = tape
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._body(round)
-                log = {}
-                for record, entries in self._take_records().items():
-                    # Several values of one round (digest steps) become their mean.
-                    value = torch.stack([value.double() for _, value in entries]).mean(0)
-                    log[record] = torch.empty(CAPACITY, *value.shape, dtype=torch.float64, device=device)
-                    log[record].index_copy_(0, tape.counter, value.unsqueeze(0))
-                self.residence.settle()
+            self._body(round)
         finally:
             self._draws.tape = None
-        self._put_records(taken)
-        recording = Recording(graph, tape, self.residence.paths(), log)
-        self.recordings[key] = recording
-        return recording
+        for record, entries in self._take_records().items():
+            value = torch.stack([value.double() for _, value in entries]).mean(0)  # of digest steps, say, their mean
+            if record not in recording.log:
+                recording.log[record] = torch.zeros(CAPACITY, *value.shape, dtype=torch.float64, device=value.device)
+            recording.log[record].index_copy_(0, tape.counter, value.unsqueeze(0))
+        self.residence.settle()
+        recording.after = self.residence.paths()
 
     def records(self) -> Records:
         """What was recorded since the last call, round by round, on the host."""
-        collected = {key: [(r, v.cpu()) for r, v in entries] for key, entries in self._take_records().items()}
+        collected: Records = {}
         for recording in self.recordings.values():
-            if recording is not None:
-                for key, entries in recording.read_log().items():
-                    collected.setdefault(key, []).extend(entries)
+            for key, entries in recording.read_log().items():
+                collected.setdefault(key, []).extend(entries)
         return {key: sorted(entries, key=lambda entry: entry[0]) for key, entries in collected.items()}
 
     def _take_records(self) -> Records:
@@ -187,12 +202,6 @@ class Recorder:
                 taken |= {(name, key): entries for key, entries in holder.records.items()}
                 holder.records = {}
         return taken
-
-    def _put_records(self, taken: Records) -> None:
-        for (name, key), entries in taken.items():
-            holder = self._holders[name]
-            assert isinstance(holder, StackedLearner)
-            holder.records[key] = entries
 
 
 def _positions(kinds: Sequence[tuple[int, object]]) -> dict[int, int]:
