@@ -7,7 +7,7 @@ nodes at once offers the same interface with a leading dimension, and the method
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -54,8 +54,6 @@ class Learner(Network):
         self.batch_size = batch_size
         self.networks: dict[str, Network] = {}
         """Networks that a method keeps beside the node's own."""
-        self.views: dict[str, Callable[[Tensor], Tensor]] = {}
-        """What else a method wants to be tested: functions from inputs to logits, by name."""
         self.memory: dict[str, Tensor] = {}
         """What a method keeps from round to round for this node; saved in checkpoints."""
         self.records: dict[str, list[tuple[int, Tensor]]] = {}

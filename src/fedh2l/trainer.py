@@ -162,12 +162,13 @@ class Trainer:
 
     def _evaluate_views(self) -> None:
         """Views have no weights to keep, so what is best on validation data is tested at once."""
-        for view in self.engine.views():
+        for view, counts in self.engine.validate_views().items():
             best = self.views.setdefault(view, {})
-            for name in self.federation.roster.names:
-                (right,) = self.engine.correct_view(view, name, [self._validation])
-                if self.settings.selection == "last" or name not in best or right > best[name][0]:
-                    best[name] = (right, self.round, self.engine.correct_view(view, name, self._tests))
+            always = self.settings.selection == "last"
+            better = [name for name, right in counts.items() if always or right > best.get(name, (-1, 0, []))[0]]
+            if better:
+                tested = self.engine.correct_view(view, better, self._tests)
+                best |= {name: (counts[name], self.round, tested[name]) for name in better}
 
     def _view_averages(self, totals: Sequence[int]) -> dict[str, dict[str, float]]:
         names = self.federation.roster.names

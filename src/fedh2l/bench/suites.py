@@ -17,7 +17,7 @@ FEDAVG = scores(86.50, 86.50, 86.50)
 FEDPROX = scores(86.67, 86.67, 86.67)
 FEDMD = {
     f"revisit {r}, digest {d}": (f"method.revisit_epochs={r}", f"method.digest_epochs={d}")
-    for r, d in ((1, 1), (1, 5), (1, 20), (4, 20))
+    for r, d in ((1, 1), (1, 5), (1, 20))
 }
 """Other settings of FedMD than its authors', of which validation data chooses."""
 SPLITS = ("independent", "aligned")
@@ -31,9 +31,9 @@ def _rotated_mnist() -> Suite:
                 Row.of("FedH2L", "fedh2l", paper=fedh2l),
                 Row.of("AGG", "aggregation", paper=agg),
                 Row.of("FedMD", "fedmd", paper=fedmd),
-                Row("FedMD, tuned", "fedmd", FEDMD),
             ]
             if alpha == "10 %":
+                rows += [Row("FedMD, tuned", "fedmd", FEDMD)]
                 rows += _whatever_alpha()
             tables.append(TableSpec(f"α = {alpha}, {splits} splits", rows, (setting, f"data.splits={splits}")))
     return Suite("rotated-mnist", "the paper's main table: four LeNets on digits at four angles", tables)

@@ -51,12 +51,12 @@ class Engine(ABC):
         """For each node, how many samples of each set its model gets right."""
 
     @abstractmethod
-    def views(self) -> list[str]:
-        """Names of what else the method wants to be tested beside each node's model."""
+    def validate_views(self) -> dict[str, dict[str, int]]:
+        """As `validate`, for everything else that the method wants to be tested, by name."""
 
     @abstractmethod
-    def correct_view(self, view: str, name: str, sets: Sequence[Samples]) -> list[int]:
-        """For one view of one node, how many samples of each set it gets right."""
+    def correct_view(self, view: str, names: Sequence[str], sets: Sequence[Samples]) -> dict[str, list[int]]:
+        """As `correct`, for one view of some nodes."""
 
     @abstractmethod
     def keep_best(self, names: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ On a GPU rounds are recorded as CUDA graphs (`graphs.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.graphs import CAPACITY, Recorder
 from fedh2l.engines.local import LocalEngine
-from fedh2l.engines.stacked import StackedLearner, StackedServer, Store
+from fedh2l.engines.stacked import StackedLearner, StackedNetwork, StackedServer, Store
 from fedh2l.errors import ConfigError, DivergedError
 from fedh2l.learner import Learner, architectures
 from fedh2l.ledger import Ledger
@@ -52,14 +53,14 @@ class Formation:
             **{f"group-{i}": group for i, group in enumerate(self.groups)},
             SERVER: self.server,
         }
-        self._recorder = Recorder(self._holders, self.draws, self._body)
         self._public = {learner: self.store.add(learner.seed_set.parts[learner.name]) for learner in self.learners}
         self._public_table = torch.from_numpy(np.stack(list(self._public.values()))).to(self.device)
         self._sent: tuple[Message, ...] = ()
         self._validated: tuple[int, list[int]] = (-1, [])
+        self._viewed: tuple[int, dict[str, list[int]]] = (-1, {})
         for group in self.groups:
             group.public = self._public_for(group)
-            self._try(group)
+        self._recorder = self._new_recorder()
 
     def _groups(self) -> list[StackedLearner]:
         place = {id(learner): i for i, learner in enumerate(self.learners)}
@@ -69,13 +70,19 @@ class Formation:
             for members in by_layout
         ]
 
-    def _try(self, group: StackedLearner) -> None:
-        inputs = self.store.take(group._table("private")[0][:, :2]).inputs
-        group.try_stacking(inputs)
-        for network in group.networks.values():
-            network.try_stacking(inputs)  # type: ignore[attr-defined]
-        for network in self.server.networks.values():
-            network.stackable = network.stackable and group.stackable  # type: ignore[attr-defined]
+    def _new_recorder(self) -> Recorder:
+        """Sees what the models allow, and starts with nothing recorded."""
+        recordable = True
+        for group in self.groups:
+            inputs = self.store.take(group._table("private")[0][:, :2]).inputs
+            for network in (group, *group.networks.values()):
+                assert isinstance(network, StackedNetwork)
+                network.try_stacking(inputs)
+                recordable = recordable and network.recordable
+            for network in self.server.networks.values():
+                assert isinstance(network, StackedNetwork)
+                network.stackable = network.stackable and group.stackable
+        return Recorder(self._holders, self.draws, self._body, recordable and self.device.type == "cuda")
 
     # Rounds
 
@@ -87,6 +94,9 @@ class Formation:
             kinds = [(round, self.method.kind_of_round(round)) for round in block]
             reached = self._recorder.run(kinds, keep_going)
             self.round = reached
+            if reached == block[-1]:  # while the device is at work
+                ahead = range(reached + 1, reached + len(block) + 1)
+                self._recorder.prepare([(round, self.method.kind_of_round(round)) for round in ahead])
             self._collect([round for round in range(block[0], reached + 1) if self.method.exchanges(round)])
             if reached < block[-1]:
                 break
@@ -256,16 +266,29 @@ class Formation:
     def validate(self) -> list[int]:
         """How many validation samples each member gets right; computed once a round for all."""
         if self._validated[0] != self.round:
-            counts = [0] * len(self.learners)
-            for group in self.groups:
-                validation = group.validation
-                assert validation is not None
-                with group.showing(group.reported):
-                    right = correct_count(group.predict(validation.inputs), validation.labels).tolist()
-                for place, count in zip(group.places.tolist(), right, strict=True):
-                    counts[place] = count
-            self._validated = (self.round, counts)
+            self._validated = (self.round, self._counts(lambda group: group.predict))
         return self._validated[1]
+
+    def validate_views(self) -> dict[str, list[int]]:
+        """As `validate`, for everything else that the method wants to be tested."""
+        if self._viewed[0] != self.round:
+            names = self.method.views(self.groups[0])
+            self._viewed = (self.round, {name: self._counts(partial(self._view, name)) for name in names})
+        return self._viewed[1]
+
+    def _view(self, name: str, group: StackedLearner) -> Callable[[Tensor], Tensor]:
+        return self.method.views(group)[name]
+
+    def _counts(self, predictor: Callable[[StackedLearner], Callable[[Tensor], Tensor]]) -> list[int]:
+        counts = [0] * len(self.learners)
+        for group in self.groups:
+            validation = group.validation
+            assert validation is not None
+            with group.showing(group.reported):
+                right = correct_count(predictor(group)(validation.inputs), validation.labels).tolist()
+            for place, count in zip(group.places.tolist(), right, strict=True):
+                counts[place] = count
+        return counts
 
     def keep_best(self, places: set[int]) -> None:
         """Remembers the present weights of these members as their best."""
@@ -294,9 +317,8 @@ class Formation:
         """Stacks what learners and servers hold, after they were restored."""
         for group in self.groups:
             group.load()
-            self._try(group)
         self.server.load()
-        self._recorder = Recorder(self._holders, self.draws, self._body)
+        self._recorder = self._new_recorder()
 
 
 class BatchedEngine(Engine):
@@ -378,16 +400,18 @@ class BatchedEngine(Engine):
         """By the learners themselves."""
         return self.inner.correct(sets)
 
-    def views(self) -> list[str]:
-        """By the learners themselves."""
-        names = self.inner.views()
-        if names:
-            self.formation.save(self.place)
-        return names
+    def validate_views(self) -> dict[str, dict[str, int]]:
+        """This federation's share."""
+        names = self.formation.names
+        return {
+            view: {name: counts[self._first + i] for i, name in enumerate(names)}
+            for view, counts in self.formation.validate_views().items()
+        }
 
-    def correct_view(self, view: str, name: str, sets: Sequence[Samples]) -> list[int]:
+    def correct_view(self, view: str, names: Sequence[str], sets: Sequence[Samples]) -> dict[str, list[int]]:
         """By the learners themselves."""
-        return self.inner.correct_view(view, name, sets)
+        self.formation.save(self.place)
+        return self.inner.correct_view(view, names, sets)
 
     def keep_best(self, names: Iterable[str]) -> None:
         """In the stack."""

@@ -33,6 +33,8 @@ class Tape:
     seed: Callable[[int], int] | None = None
     """The seed of torch's own generator for a round, if the round asked for one."""
 
+    _prepared: tuple[tuple[int, ...], list[NDArray[np.int64]]] = ((), [])
+
     @staticmethod
     def empty(capacity: int, device: torch.device) -> Tape:
         """A tape with nothing on it."""
@@ -51,10 +53,17 @@ class Tape:
             self.buffers[key] = (buffer, compute)
         return self.buffers[key][0].index_select(0, self.counter).squeeze(0)
 
+    def prepare(self, rounds: Sequence[int]) -> None:
+        """Computes the draws of these rounds, for when they are filled in."""
+        drawn = [compute(rounds) for _, compute in self.buffers.values()]
+        self._prepared = (tuple(rounds), drawn)
+
     def fill(self, rounds: Sequence[int]) -> None:
-        """Prepares these rounds, the first at position 0."""
-        for buffer, compute in self.buffers.values():
-            source = torch.from_numpy(compute(rounds))
+        """Makes the draws of these rounds be read, the first at position 0."""
+        if self._prepared[0] != tuple(rounds) or len(self._prepared[1]) < len(self.buffers):
+            self.prepare(rounds)
+        for (buffer, _), drawn in zip(self.buffers.values(), self._prepared[1], strict=True):
+            source = torch.from_numpy(drawn)
             if buffer.is_cuda:
                 source = source.pin_memory()  # so that the copy does not wait for what the device is doing
             buffer[: len(rounds)].copy_(source, non_blocking=True)

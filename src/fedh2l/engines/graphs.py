@@ -113,12 +113,12 @@ class Recording:
 class Recorder:
     """Runs rounds: the first of each kind as it is, the second while recording it, all others by repeating it."""
 
-    def __init__(self, holders: Holders, draws: Draws, body: Callable[[int], None]) -> None:
+    def __init__(self, holders: Holders, draws: Draws, body: Callable[[int], None], records: bool) -> None:
         self.residence = Residence(holders)
-        self.recordings: dict[object, Recording] = {}
+        self.recordings: dict[tuple[object, frozenset[Path]], Recording] = {}
         self._holders, self._draws, self._body = holders, draws, body
         self._device = draws.device
-        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._pool = torch.cuda.graph_pool_handle() if records else None
         self.residence.settle()
 
     def run(self, kinds: Sequence[tuple[int, object]], keep_going: Callable[[int], bool]) -> int:
@@ -150,6 +150,13 @@ class Recorder:
             if not keep_going(round):
                 break
         return done
+
+    def prepare(self, kinds: Sequence[tuple[int, object]]) -> None:
+        """Computes what rounds to come will draw, for those kinds of which the last block had some."""
+        for (kind, _), recording in self.recordings.items():
+            rounds = [round for round, k in kinds if k == kind]
+            if rounds and recording.rounds:
+                recording.tape.prepare(rounds)
 
     def _repeat(self, recording: Recording, round: int) -> None:
         """A round of a kind that has been run before; where nothing can be recorded, it is run again."""

@@ -165,14 +165,23 @@ class LocalEngine(Engine):
                 counts[learner.name] = [count_correct(learner.predict, samples) for samples in sets]
         return counts
 
-    def views(self) -> list[str]:
-        """Names of what else the method wants to be tested."""
-        return list(self.learners[0].views)
+    def validate_views(self) -> dict[str, dict[str, int]]:
+        """View after view, model after model."""
+        validation = self.learners[0].validation
+        assert validation is not None
+        counts = {}
+        for view in self.method.views(self.learners[0]):
+            right = self.correct_view(view, self.roster.names, [validation])
+            counts[view] = {name: right[name][0] for name in self.roster.names}
+        return counts
 
-    def correct_view(self, view: str, name: str, sets: Sequence[Samples]) -> list[int]:
-        """As `correct`, for one view of one node."""
-        learner = next(learner for learner in self.learners if learner.name == name)
-        return [count_correct(learner.views[view], samples) for samples in sets]
+    def correct_view(self, view: str, names: Sequence[str], sets: Sequence[Samples]) -> dict[str, list[int]]:
+        """As `correct`, for one view of some nodes."""
+        chosen = [learner for learner in self.learners if learner.name in names]
+        return {
+            learner.name: [count_correct(self.method.views(learner)[view], samples) for samples in sets]
+            for learner in chosen
+        }
 
     def keep_best(self, names: Iterable[str]) -> None:
         """Copies weights."""

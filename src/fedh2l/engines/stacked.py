@@ -41,6 +41,8 @@ class StackedNetwork(Network):
         self.load()
         self.stackable = len(members) > 1
         """Whether the members are run as one, rather than one after the other."""
+        self.recordable = True
+        """Whether the models leave all values on the device, so that a CUDA graph can hold what they do."""
 
     def load(self) -> None:
         """Stacks what the members hold."""
@@ -106,22 +108,34 @@ class StackedNetwork(Network):
         return torch.stack(outputs)
 
     def try_stacking(self, inputs: Tensor) -> None:
-        """Sees whether `torch.func.vmap` can run these models and computes the same; not all layers can be."""
-        if not self.stackable:
-            return
+        """Sees whether these models can be run as one, with the same outcome, and recorded; not all layers can be."""
         rest = {name: value.clone() for name, value in self.rest.items()}
-        try:
-            as_one = self.predict(inputs)
-            with torch.no_grad():
-                self.logits(inputs)
-        except Exception:  # whatever a user's layers may do
-            self.stackable = False
-        else:
-            self.stackable = False
-            one_by_one = self.predict(inputs)
-            self.stackable = torch.allclose(as_one, one_by_one, rtol=1e-3, atol=1e-4)
+        if self.stackable:
+            try:
+                as_one = self.predict(inputs)
+                with torch.no_grad():
+                    self.logits(inputs)
+            except Exception:  # whatever a user's layers may do
+                self.stackable = False
+            else:
+                self.stackable = False
+                one_by_one = self.predict(inputs)
+                self.stackable = torch.allclose(as_one, one_by_one, rtol=1e-3, atol=1e-4)
+        if inputs.is_cuda:
+            self.recordable = self._never_waits(inputs)
         for name, value in rest.items():
             self.rest[name].copy_(value)
+
+    def _never_waits(self, inputs: Tensor) -> bool:
+        """Whether a step of these models reads nothing on the host."""
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self.gradient(self.logits(inputs).sum((-2, -1)))
+        except RuntimeError:
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return True
 
     def gradient(self, loss: Tensor) -> Tensor:
         """The gradients of losses `(members,)`, one row a member."""
@@ -190,7 +204,6 @@ class StackedLearner(StackedNetwork, Learner):
         self.classes, self.batch_size = first.classes, first.batch_size
         self.seed_set = first.seed_set
         self.places = torch.tensor(places, device=self.vector.device)
-        self.views = {}
         self.records = {}
         self.public: Callable[[str, int, int], Samples]  # set by the engine, which knows who is taught by whom
         self._store, self._draws = store, draws

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -51,7 +51,6 @@ class Agnostic(FedAvg):
         for node in learners:
             node.memory["mean"] = node.shared()
             node.memory["iterates"] = torch.zeros((), dtype=torch.float64, device=server.device)
-            node.views["mean"] = partial(_mean_says, node)
 
     def emit(self, node: Learner, round: int) -> Message:
         """What FedAvg sends, with the loss at the received w."""
@@ -81,6 +80,10 @@ class Agnostic(FedAvg):
         share = (1 / node.memory["iterates"]).to(node.parameters.dtype).unsqueeze(-1)
         node.memory["mean"] = torch.lerp(node.memory["mean"], node.shared(), share)
 
+    def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """The mean of the iterates."""
+        return {"mean": partial(node.predict_as, node.memory["mean"])}
+
 
 def project_on_simplex(values: Tensor) -> Tensor:
     """The nearest point to `(…, n)` whose coordinates are not negative and sum to 1 (Duchi et al., 2008)."""
@@ -89,7 +92,3 @@ def project_on_simplex(values: Tensor) -> Tensor:
     shift = (1 - ordered.cumsum(-1)) / count
     kept = (ordered + shift > 0).sum(-1, keepdim=True)
     return (values + shift.gather(-1, kept - 1)).clamp_min(0)
-
-
-def _mean_says(node: Learner, inputs: Tensor) -> Tensor:
-    return node.predict_as(node.memory["mean"], inputs)

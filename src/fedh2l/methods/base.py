@@ -8,10 +8,11 @@ functions of tensors.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import PrivateAttr
+from torch import Tensor
 
 from fedh2l.errors import ConfigError
 from fedh2l.learner import Learner, architectures
@@ -119,6 +120,10 @@ class Method(Section):
 
     def complete(self, node: Learner, message: Message) -> None:
         """Takes in the message of `closing`; done before every evaluation, and counted once."""
+
+    def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """What else to test beside the node's model: functions from inputs to logits, by name."""
+        return {}
 
     def public_batch_rows(self, batch_size: int) -> int:
         """How many public samples a teaching signal speaks of, before the size of the public data limits it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -90,8 +90,10 @@ class FedGKT(Method):
         trunk = learners[0].module.trunk
         assert isinstance(trunk, nn.Module)
         server.further("trunk", trunk)
-        for node in learners:
-            node.views["edge"] = partial(node.predict, part="edge")
+
+    def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """The stem with the head beside it."""
+        return {"edge": partial(node.predict, part="edge")}
 
     def exchanges(self, round: int) -> bool:
         """Every K rounds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -69,7 +69,6 @@ class FML(Method):
         meme = first.module if self.meme is None else first.build(self.meme, self.meme_args)
         for node in learners:
             node.memory["meme"] = node.further("meme", meme).shared()
-            node.views["meme"] = partial(_meme_says, node)
         shares = torch.full((len(learners),), 1 / len(learners), dtype=torch.float64)
         server.memory["weights"] = shares.to(server.device)
 
@@ -109,6 +108,6 @@ class FML(Method):
         if self.meme_state == "reset":
             meme.optimizer_states.clear()
 
-
-def _meme_says(node: Learner, inputs: Tensor) -> Tensor:
-    return node.networks["meme"].predict_as(node.memory["meme"], inputs)
+    def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """The meme, as it was after the last exchange."""
+        return {"meme": partial(node.networks["meme"].predict_as, node.memory["meme"])}
