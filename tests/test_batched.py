@@ -182,6 +182,17 @@ def test_interrupting_several_saves_all_of_them(tmp_path):
     with pytest.raises(Interrupted):
         run_together(trainers)
     assert all(trainer.directory.checkpoints.newest() is not None for trainer in trainers)
+    again = [federation_of(seed, "run.engine=batched") for seed in (0, 1, 2)]
+    resumed = [
+        Trainer(f, RunDirectory.open(tmp_path / str(i)), engine=engine)
+        for i, (f, engine) in enumerate(zip(again, engines_for(again), strict=True))
+    ]
+    assert all(trainer.resume() for trainer in resumed)
+    assert {trainer.round for trainer in resumed} == {1}
+    for seed, result in enumerate(run_together(resumed)):
+        got = result.to_dict()
+        got.pop("seconds")
+        assert_close_results(got, outcome(Trainer(federation_of(seed, "run.engine=local"))))
 
 
 def test_a_node_that_diverges_is_named(federation):

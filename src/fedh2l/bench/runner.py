@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -151,4 +152,6 @@ def _run_unit(cells: Sequence[Cell], out: Path, device: str) -> str | None:
         return None
     except FedH2LError as error:
         return str(error)
+    except Exception:  # one run that fails must not take the others with it
+        return traceback.format_exc()
     return None

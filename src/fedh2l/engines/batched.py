@@ -48,6 +48,8 @@ class Formation:
         self.server = StackedServer([engine.server for engine in engines], self.draws)
         self.round = 0
         """The last round done."""
+        self.stale = False
+        """Whether learners hold something newer than what is stacked."""
         self.records: dict[str, dict[str, list[tuple[int, float]]]] = {}
         self._holders: dict[str, StackedLearner | StackedServer] = {
             **{f"group-{i}": group for i, group in enumerate(self.groups)},
@@ -88,6 +90,8 @@ class Formation:
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
         """Runs rounds; returns the last one done."""
+        if self.stale:
+            self._load()
         self.round = first - 1
         while self.round < last:
             block = range(self.round + 1, min(last, self.round + CAPACITY) + 1)
@@ -313,8 +317,9 @@ class Formation:
             group.save([i for i, place in enumerate(group.places.tolist()) if place // nodes == federation])
         self.server.save(federation)
 
-    def load(self) -> None:
+    def _load(self) -> None:
         """Stacks what learners and servers hold, after they were restored."""
+        self.stale = False
         for group in self.groups:
             group.load()
         self.server.load()
@@ -463,7 +468,7 @@ class BatchedEngine(Engine):
                 key: [(round, float(value)) for round, value in entries] for key, entries in learner.records.items()
             }
             learner.records = {}
-        self.formation.load()
+        self.formation.stale = True  # the others may still have to be restored
 
     @property
     def parameter_bytes(self) -> int:

@@ -6,6 +6,7 @@ a run begins or resumes, and written back to them when it is saved or ends.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -109,6 +110,10 @@ class StackedNetwork(Network):
 
     def try_stacking(self, inputs: Tensor) -> None:
         """Sees whether these models can be run as one, with the same outcome, and recorded; not all layers can be."""
+        with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+            self._try_stacking(inputs)
+
+    def _try_stacking(self, inputs: Tensor) -> None:
         rest = {name: value.clone() for name, value in self.rest.items()}
         if self.stackable:
             try:
@@ -128,7 +133,9 @@ class StackedNetwork(Network):
 
     def _never_waits(self, inputs: Tensor) -> bool:
         """Whether a step of these models reads nothing on the host."""
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls this mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
         try:
             self.gradient(self.logits(inputs).sum((-2, -1)))
         except RuntimeError:
