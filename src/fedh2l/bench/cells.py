@@ -119,8 +119,12 @@ def all_cells(suite: Suite, seeds: int, common: Changes, methods: Sequence[str] 
 
 
 def chosen_rows(table: TableSpec, methods: Sequence[str] | None) -> list[Row]:
-    """The rows of these methods; all of them if none are named."""
-    return [row for row in table.rows if methods is None or row.method in methods]
+    """The rows of these methods, and a new one for a method that has none; all rows if no methods are named."""
+    if methods is None:
+        return list(table.rows)
+    known = {row.method for row in table.rows}
+    rows = [row for row in table.rows if row.method in methods]
+    return rows + [Row.of(name, name) for name in methods if name not in known]
 
 
 def _plain(name: str) -> str:

@@ -32,7 +32,9 @@ def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help=f"One of: {', '.join(SUITES)}.")],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds 0, 1, …")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10_000,
-    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only rows of these methods.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these methods; also package.module:Class.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and tables go.")] = Path("bench"),
     device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Where to compute.")] = "auto",
@@ -45,11 +47,11 @@ def bench(
     if suite not in SUITES:
         raise ConfigError(f"unknown suite '{suite}'.{did_you_mean(suite, SUITES)} There are: {', '.join(SUITES)}")
     wanted = SUITES[suite]
-    named = [find_method(name.strip()).name for name in methods.split(",")] if methods else None
+    named = [name.strip() for name in methods.split(",")] if methods else None
+    for name in named or ():
+        find_method(name)
     common = (f"run.rounds={rounds}", *(changes or ()))
     cells = all_cells(wanted, seeds, common, named)
-    if not cells:
-        raise ConfigError(f"suite '{suite}' has no rows of the methods {methods}")
     place = str(resolve_device(device))
     rule = load_config(None, common)[0].run.selection_rule
     for cell in cells:

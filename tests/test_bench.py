@@ -1,0 +1,216 @@
+"""Benchmarks: what the tables say is what the runs gave, and what was done is not done again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import t, ttest_rel
+
+from fedh2l.bench.cells import all_cells, cells_of, takes_part, units
+from fedh2l.bench.output import Report
+from fedh2l.bench.statistics import Difference, Summary, t_quantile
+from fedh2l.bench.suite import Row, Suite, TableSpec, scores
+from fedh2l.bench.suites import SUITES
+from fedh2l.bench.tables import tables_of
+from fedh2l.config import load_config
+from fedh2l.methods.registry import METHODS
+
+SMALL = ["--set", "data.per_class=20", "--set", "run.batch_size=8", "--set", "run.eval_every=3", "--device", "cpu"]
+BENCH = ["bench", "comparison", "--rounds", "6", "--methods", "fedh2l,independent", *SMALL]
+
+
+def test_quantiles_are_students():
+    for freedom in (1, 2, 4, 9, 30, 31, 100, 5000):
+        assert t_quantile(freedom) == pytest.approx(t.ppf(0.975, freedom), abs=6e-4)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=12))
+def test_intervals_are_those_of_a_paired_t_test(pairs):
+    one, two = zip(*pairs, strict=True)
+    if len({a - b for a, b in pairs}) < 2 or stdev(a - b for a, b in pairs) < 1e-6:
+        return
+    difference = Difference.of(one, two)
+    interval = ttest_rel(one, two).confidence_interval(0.95)
+    assert difference.mean - difference.half_width == pytest.approx(interval.low, abs=2e-2, rel=1e-3)
+    assert difference.mean + difference.half_width == pytest.approx(interval.high, abs=2e-2, rel=1e-3)
+
+
+def test_one_seed_has_neither_spread_nor_interval():
+    assert Summary((3.0,)).deviation is None
+    assert Difference.of([3.0], [1.0]) == Difference(2.0, None)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_cell_of_every_suite_can_be_configured(name):
+    cells = all_cells(SUITES[name], 2, ("run.rounds=60",), None)
+    assert len({cell.path(Path()) for cell in cells}) == len(cells)
+    for cell in cells:
+        assert cell.config("cpu").run.rounds == 60
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+
+
+def test_every_method_is_in_the_comparison():
+    rows = [row.method for table in SUITES["comparison"].tables for row in table.rows]
+    assert set(rows) == set(METHODS)
+
+
+def test_on_a_gpu_seeds_and_splits_go_together():
+    cells = all_cells(SUITES["rotated-mnist"], 5, ("run.rounds=60",), None)
+    assert all(len(unit) == 1 for unit in units(cells, "cpu"))
+    assert {len(unit) for unit in units(cells, "cuda")} == {10}
+
+
+def test_averaging_methods_do_not_take_part_with_different_models():
+    suite = SUITES["heterogeneous-mnist"]
+    able = {row.method for row in suite.tables[0].rows if takes_part(row, suite.tables[0])}
+    assert able == {name for name, method in METHODS.items() if method.heterogeneous}
+    tables = tables_of(suite, Path("nowhere"), 1, ("run.rounds=60",), None)
+    text = Report.of(suite.name, tables, "caption", capabilities=False).markdown()
+    assert "| FedAvg | – | – | – |" in text
+
+
+def test_a_bench_and_what_it_leaves(cli, tmp_path):
+    done = cli(*BENCH, "--seeds", "2", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    results = [json.loads(path.read_text()) for path in (tmp_path / "out/cells").glob("*/result.json")]
+    assert len(results) == 8  # two methods, two splits, two seeds
+    assert not list((tmp_path / "out/cells").glob("*/models"))
+    assert not list((tmp_path / "out/cells").glob("*/checkpoints"))
+    content = json.loads((tmp_path / "out/comparison.json").read_text())
+    table = content["tables"][0]
+    assert table["title"] == "α = 10 %, independent splits"
+    rows = {row["method"]: row for row in table["rows"]}
+
+    def by_seed(method: str, metric: str) -> list[float]:
+        """Of the runs on independent splits, straight from their files."""
+        values = {}
+        for path in (tmp_path / "out/cells").glob(f"{method}-*"):
+            result = json.loads((path / "result.json").read_text())
+            if 'splits = "independent"' in (path / "config.toml").read_text():
+                values[result["seed"]] = fmean(node[metric] for node in result["nodes"])
+        return [values[seed] for seed in sorted(values)]
+
+    for method in ("fedh2l", "independent"):
+        for metric in ("ACC", "WDP", "CDP"):
+            assert rows[method]["average"][metric] == pytest.approx(by_seed(method, metric))
+    differences = [a - b for a, b in zip(by_seed("independent", "ACC"), by_seed("fedh2l", "ACC"), strict=True)]
+    assert rows["independent"]["difference"]["ACC"]["mean"] == pytest.approx(fmean(differences))
+    lines = list(csv.DictReader((tmp_path / "out/comparison.csv").open()))
+    line = next(
+        x for x in lines if (x["method"], x["node"], x["metric"], x["table"]) ==
+        ("independent", "average", "ACC", table["title"])
+    )  # fmt: skip
+    assert float(line["mean"]) == pytest.approx(fmean(by_seed("independent", "ACC")))
+    assert float(line["deviation"]) == pytest.approx(stdev(by_seed("independent", "ACC")))
+    assert float(line["interval_low"]) < float(line["difference"]) < float(line["interval_high"])
+    assert float(line["paper"]) == 68.45
+    markdown = (tmp_path / "out/comparison.md").read_text()
+    best = max(("fedh2l", "independent"), key=lambda m: fmean(by_seed(m, "ACC")))
+    assert f"**{fmean(by_seed(best, 'ACC')):.2f} ± {stdev(by_seed(best, 'ACC')):.2f}**" in markdown
+    assert "best model on pooled validation ACC, evaluated every 3 rounds" in markdown
+    assert "`fedh2l bench comparison --rounds 6" in markdown
+    assert "| FedH2L | yes | yes | yes | yes | posteriors | 4.4 kB | 26.2 kB |" in markdown
+    latex = (tmp_path / "out/comparison.tex").read_text()
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 5
+    assert r"$\alpha$ = 10 \%" in latex
+    assert "%," not in latex.replace(r"\%", "")
+
+    again = cli(*BENCH, "--seeds", "2", "--out", "out")
+    assert "8 of them done already" in again.stderr
+    assert (tmp_path / "out/comparison.md").read_text() == markdown
+
+
+def test_killed_half_way_it_does_only_the_rest(cli, tmp_path):
+    long = [*BENCH, "--seeds", "2", "--out", "out", "--jobs", "1"]
+    environment = {**os.environ, "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedh2l", *long], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
+    )
+    finished = lambda: list((tmp_path / "out/cells").glob("*/result.json"))  # noqa: E731
+    deadline = time.monotonic() + 120
+    while len(finished()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(2)  # its worker notices and goes
+    kept = {path: path.stat().st_mtime_ns for path in finished()}
+    assert 2 <= len(kept) < 8
+    done = cli(*long)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(kept)} of them done already" in done.stderr
+    assert len(finished()) == 8
+    assert all(path.stat().st_mtime_ns == then for path, then in kept.items())
+
+
+def test_out_of_time_it_stops_cleanly_and_goes_on(cli, tmp_path):
+    first = cli(*BENCH, "--seeds", "1", "--out", "out", "--time-limit", "0")
+    assert first.returncode == 75
+    assert "The same command goes on" in first.stderr
+    assert (tmp_path / "out/comparison.md").exists()
+    second = cli(*BENCH, "--seeds", "1", "--out", "out")
+    assert second.returncode == 0, second.stderr
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(cli, tmp_path):
+    arguments = ["bench", "comparison", "--rounds", "6", "--methods", "fedavg,independent", *SMALL]
+    failed = cli(
+        *arguments, "--seeds", "1", "--out", "out", "--set", "optimizer.name=sgd", "--set", "optimizer.lr=1e30"
+    )
+    assert failed.returncode == 1
+    assert "is not finite" in failed.stderr
+    assert (tmp_path / "out/comparison.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ablations"], "unknown suite 'ablations'. Did you mean 'ablation'?"),
+        (["ablation", "--methods", "fedavgg"], "Did you mean 'fedavg'?"),
+        (["ablation", "--set", "method.intervall=3"], "unknown key"),
+    ],
+)
+def test_wrong_input_is_refused(cli, tmp_path, arguments, message):
+    done = cli("bench", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_validation_data_chooses_between_settings(tmp_path):
+    """Of several choices the line shows the one with the best validation ACC, whatever its test ACC is."""
+    row = Row("FedAvg", "fedavg", {"K = 2": ("method.interval=2",), "K = 3": ("method.interval=3",)}, scores(1, 2, 3))
+    suite = Suite("own", "", [TableSpec("table", [row])])
+    for choice, validation, test in (("K = 2", 70.0, 90.0), ("K = 3", 80.0, 60.0)):
+        for cell in cells_of(row, suite.tables[0], choice, 2, ()):
+            node = {"name": "a", "model": "m", "ACC": test, "WDP": test, "CDP": test, "round": 1,
+                    "validation": validation, "last": scores(1, 1, 1)}  # fmt: skip
+            result = {"seed": cell.seed, "nodes": [node], "average": scores(test, test, test), "last": scores(1, 1, 1),
+                      "bytes": {"total": 10, "per_round": 1.0}, "conflict_rate": 0.0, "seconds": 1.0}  # fmt: skip
+            cell.path(tmp_path).mkdir(parents=True)
+            (cell.path(tmp_path) / "result.json").write_text(json.dumps(result))
+            if choice == "K = 2":  # before all choices are there, none is shown
+                assert not tables_of(suite, tmp_path, 2, (), None)[0].lines[0].average
+    (line,) = tables_of(suite, tmp_path, 2, (), None)[0].lines
+    assert line.label == "FedAvg: K = 3"
+    assert line.average["ACC"].values == (60.0, 60.0)
+
+
+def test_equal_settings_are_one_cell():
+    table = TableSpec("t", [])
+    written = Row.of("a", "fedprox", "method.interval=10", "method.mu=0.01")
+    default = Row.of("b", "fedprox")
+    one, two = (cells_of(row, table, "", 1, ())[0] for row in (written, default))
+    assert one.path(Path()) == two.path(Path())
+    assert load_config(None, one.changes, one.method)[0].method == load_config(None, (), two.method)[0].method
