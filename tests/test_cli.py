@@ -84,6 +84,14 @@ def test_default_directories_are_new(cli, tmp_path):
     assert {p.name for p in (tmp_path / "runs").iterdir()} == {f"rotated-mnist-fedh2l-s0-{n}" for n in (1, 2)}
 
 
+@pytest.mark.parametrize("method", ["fedprox", "fedmd", "fedgkt"])
+def test_init_explains_the_keys_of_a_method(cli, tmp_path, method):
+    assert cli("init", "own.toml", "--method", method).returncode == 0
+    text = (tmp_path / "own.toml").read_text()
+    assert f'name = "{method}"' in text
+    assert {"fedprox": "(μ)", "fedmd": "# passes over", "fedgkt": "temperature of both"}[method] in text
+
+
 def test_init_check_and_list(cli, tmp_path):
     assert cli("init").returncode == 0
     text = (tmp_path / "fedh2l.toml").read_text()

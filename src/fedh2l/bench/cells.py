@@ -98,7 +98,7 @@ def _fingerprint(cell: Cell) -> str:
 def takes_part(row: Row, table: TableSpec) -> bool:
     """Whether a row's method can run its table at all: with different models, some cannot."""
     models = {change.partition("=")[2] for change in table.changes if re.fullmatch(r"nodes\.\d+\.model=.*", change)}
-    return len(models) < 2 or find_method(row.method).heterogeneous
+    return len(models) < 2 or bool(find_method(row.method).heterogeneous)
 
 
 def cells_of(row: Row, table: TableSpec, choice: str, seeds: int, common: Changes) -> list[Cell]:

@@ -194,7 +194,7 @@ def _capabilities(table: Table) -> Grid:
         declared = (
             method.heterogeneous, method.decentralised, method.parameter_free(), method.keeps_private_data(),
         )  # fmt: skip
-        marks = ["yes" if holds else "no" for holds in declared]
+        marks = [holds if isinstance(holds, str) else "yes" if holds else "no" for holds in declared]
         traffic = [human_bytes(line.bytes_per_round), human_bytes(line.bytes_total)] if line.seeds else ["", ""]
         sends = ", ".join(method.sends) or "nothing"
         rows.append([Entry(text) for text in (line.label, *marks, sends, *traffic, _mean(line.average.get("ACC")))])

@@ -44,11 +44,12 @@ def list_known() -> None:
 
 def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("fedh2l.toml"),
+    method: Annotated[str | None, typer.Option(help="The method whose keys to explain.")] = None,
 ) -> None:
     """Write a commented starter config."""
     if path.exists():
         raise ConfigError(f"'{path}' exists already; name another file")
-    config, _ = load_config()
+    config, _ = load_config(method=method)
     portable = replace(config, run=config.run.model_copy(update={"device": "auto", "engine": "auto"}))
     head = f"# The defaults of fedh2l, every key explained. Run it:  fedh2l run {path}\n\n"
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PrivateAttr
 from torch import Tensor
@@ -36,8 +36,8 @@ class Method(Section):
     """
 
     name: ClassVar[str]
-    heterogeneous: ClassVar[bool] = True
-    """Whether nodes may have models of different architectures."""
+    heterogeneous: ClassVar[bool | Literal["partly"]] = True
+    """Whether nodes may have models of different architectures; partly, if some of it is common to all."""
     decentralised: ClassVar[bool] = True
     """Whether it does without a server."""
     sends: ClassVar[tuple[Kind, ...]] = ()

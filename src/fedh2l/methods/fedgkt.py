@@ -40,6 +40,7 @@ class FedGKT(Method):
     """
 
     name: ClassVar[str] = "fedgkt"
+    heterogeneous: ClassVar[Literal["partly"]] = "partly"  # stems differ, the trunk is one
     decentralised: ClassVar[bool] = False
     sends: ClassVar[tuple[Kind, ...]] = ("features", "logits", "parameters")
     presets: ClassVar[Mapping[str, Preset]] = {

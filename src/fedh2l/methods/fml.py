@@ -31,6 +31,7 @@ class FML(Method):
     """
 
     name: ClassVar[str] = "fml"
+    heterogeneous: ClassVar[Literal["partly"]] = "partly"  # all but the meme
     decentralised: ClassVar[bool] = False
     sends: ClassVar[tuple[Kind, ...]] = ("parameters",)
     presets: ClassVar[Mapping[str, Preset]] = {
