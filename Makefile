@@ -24,6 +24,8 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/cores.py
+	$(BIN)/python benchmarks/gpu.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -31,8 +31,9 @@ class LeNet(nn.Module):
 class BareLoop:
     """Four LeNets, 1,050 local and 100 public samples each, 400 pooled validation samples."""
 
-    def __init__(self):
-        self.nets = [LeNet() for _ in range(NODES)]
+    def __init__(self, device="cpu"):
+        self.device = device
+        self.nets = [LeNet().to(device) for _ in range(NODES)]
         options = {"lr": 1e-3, "weight_decay": 1e-4, "amsgrad": True}
         self.local = [torch.optim.Adam(net.parameters(), **options) for net in self.nets]
         self.mutual = [torch.optim.Adam(net.parameters(), **options) for net in self.nets]
@@ -40,9 +41,8 @@ class BareLoop:
         self.public = [self._data(100) for _ in range(NODES)]
         self.validation = self._data(400)
 
-    @staticmethod
-    def _data(size):
-        return torch.rand(size, 1, 28, 28), torch.randint(CLASSES, (size,))
+    def _data(self, size):
+        return torch.rand(size, 1, 28, 28, device=self.device), torch.randint(CLASSES, (size,), device=self.device)
 
     def rounds(self, count):
         for _ in range(count):
@@ -50,13 +50,13 @@ class BareLoop:
 
     def round(self):
         for net, optimizer, (x, y) in zip(self.nets, self.local, self.pools, strict=True):
-            i = torch.randint(len(x), (BATCH,))
+            i = torch.randint(len(x), (BATCH,), device=self.device)
             optimizer.zero_grad()
             F.cross_entropy(net(x[i]), y[i]).backward()
             optimizer.step()
         taught = []
         for net, (x, y) in zip(self.nets, self.public, strict=True):
-            i = torch.randint(len(x), (BATCH,))
+            i = torch.randint(len(x), (BATCH,), device=self.device)
             with torch.no_grad():
                 taught.append((x[i], y[i], torch.softmax(net(x[i]), 1)))
         for k, (net, optimizer) in enumerate(zip(self.nets, self.mutual, strict=True)):

@@ -20,8 +20,7 @@ class SeedSet:
     def __init__(self, parts: Mapping[str, Samples], seed: int) -> None:
         self.parts = dict(parts)
         self.seed = seed
-        self._batches: dict[tuple[str, int, int], Samples] = {}
-        self._cached_round = -1
+        self._kept: tuple[int, dict[tuple[str, int], Samples]] = (-1, {})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SeedSet:
         """The same set on a device."""
@@ -40,12 +39,11 @@ class SeedSet:
 
     def batch(self, owner: str, round: int, size: int) -> Samples:
         """`size` samples of the owner's public data, or all of them if there are no more."""
-        if round != self._cached_round:  # nodes in one process ask for the same batches: keep those of this round
-            self._batches.clear()
-            self._cached_round = round
-        key = (owner, round, size)
-        if key not in self._batches:
+        kept_round, kept = self._kept  # nodes in one process ask for the same batches: keep those of this round
+        if kept_round != round:
+            kept = {}
+            self._kept = (round, kept)
+        if (owner, size) not in kept:  # two nodes at once may both draw it, to the same end
             part = self.parts[owner]
-            drawn = draw_indices(len(part), size, "public-batch", self.seed, owner, round)
-            self._batches[key] = part.take(drawn)
-        return self._batches[key]
+            kept[owner, size] = part.take(draw_indices(len(part), size, "public-batch", self.seed, owner, round))
+        return kept[owner, size]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import torch
@@ -60,6 +61,17 @@ class RunSettings(Section):
         device = str(resolve_device(self.device))
         engine = "local" if self.engine == "auto" and device == "cpu" else self.engine
         return self.model_copy(update={"device": device, "engine": engine})
+
+
+CORES = "FEDH2L_CORES"
+"""Environment variable: how many cores a process may use; all that it is allowed to run on if not set."""
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = os.environ.get(CORES, "")
+    return max(1, min(allowed, int(wanted))) if wanted.isdecimal() else allowed
 
 
 def resolve_device(name: str) -> torch.device:

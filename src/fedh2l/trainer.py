@@ -92,7 +92,7 @@ class Trainer:
 
     def advance(self) -> None:
         """Goes on to the next evaluation or checkpoint, whichever comes first, and does it."""
-        _advance_together([self])
+        advance_together([self])
 
     def _begin(self) -> None:
         if self.directory:
@@ -306,7 +306,7 @@ def run_together(trainers: Sequence[Trainer]) -> list[Result]:
             trainer._begin()
         try:
             while first.round < first.settings.rounds:
-                _advance_together(trainers)
+                advance_together(trainers)
             results = [trainer._finish() for trainer in trainers]
         finally:
             for trainer in trainers:
@@ -316,7 +316,8 @@ def run_together(trainers: Sequence[Trainer]) -> list[Result]:
     return results
 
 
-def _advance_together(trainers: Sequence[Trainer]) -> None:
+def advance_together(trainers: Sequence[Trainer]) -> None:
+    """Goes on with federations in step to their next evaluation or checkpoint, and does it."""
     first = trainers[0]
 
     def keep_going(round: int) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from fedh2l.bench.cells import Cell, run_cells, units
 from fedh2l.callbacks import Callback
 from fedh2l.errors import FedH2LError
+from fedh2l.settings import CORES, available_cores
 from fedh2l.trainer import Interrupted
 
 POLL = 0.25
@@ -63,7 +64,7 @@ class Runner:
         outcome = Outcome()
         with (
             ProcessPoolExecutor(
-                self.jobs, self._context, _start_worker, (self._stop, self._rounds, os.getpid())
+                self.jobs, self._context, _start_worker, (self._stop, self._rounds, os.getpid(), self.jobs)
             ) as pool,
             self._stop_on_signal(outcome),
         ):
@@ -108,8 +109,9 @@ class Runner:
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(stop: Event, rounds: Synchronized[int], parent: int) -> None:
-    """Leaves signals to the parent, and does not outlive it."""
+def _start_worker(stop: Event, rounds: Synchronized[int], parent: int, jobs: int) -> None:
+    """Leaves signals to the parent, does not outlive it, and keeps to its share of the cores."""
+    os.environ[CORES] = str(max(1, available_cores() // jobs))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _worker.update(stop=stop, rounds=rounds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from fedh2l.cli.run import SetOption
 from fedh2l.config import load_config
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.methods.registry import find_method
-from fedh2l.settings import resolve_device
+from fedh2l.settings import available_cores, resolve_device
 
 OUT_OF_TIME = 75
 """The exit code of a bench that stopped at its time limit: run it again to go on."""
@@ -73,7 +72,7 @@ def bench(
 
 
 def _run(todo: Sequence[Cell], rounds: int, out: Path, device: str, jobs: int | None, seconds: float | None) -> Outcome:
-    default = 1 if device.startswith("cuda") else os.cpu_count() or 1
+    default = 1 if device.startswith("cuda") else available_cores()
     progress = Progress(
         TextColumn("{task.fields[cells]} of {task.fields[all]} runs"),
         BarColumn(bar_width=24),

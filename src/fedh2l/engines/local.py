@@ -1,4 +1,4 @@
-"""All nodes in one process, one after the other."""
+"""All nodes in one process: side by side on a CPU, one after the other where they would get in each other's way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedh2l.domain import Samples
 from fedh2l.engines.base import Engine, Which
+from fedh2l.engines.crew import Crew
 from fedh2l.errors import DivergedError, MessageError
 from fedh2l.learner import Learner
 from fedh2l.ledger import Ledger
@@ -22,7 +23,9 @@ from fedh2l.server import Server
 class LocalEngine(Engine):
     """Runs the rounds of a federation whose learners are all here.
 
-    `learners` are in roster order. The order in which they take their turns within a phase makes no difference.
+    `learners` are in roster order. The order in which they take their turns within a phase makes no difference, so
+    they take them at once, in threads, as far as there are cores. Models that draw from torch's own generator
+    (dropout) share it, so they take theirs one after the other.
     """
 
     def __init__(self, learners: Sequence[Learner], method: Method, roster: Roster, rounds: int) -> None:
@@ -33,6 +36,7 @@ class LocalEngine(Engine):
         self.method = method.fitted(self.learners, rounds)
         self.server = Server(roster, learners[0].optimizer, learners[0].parameters.device)
         self.method.prepare(self.server, self.learners)
+        self._crew = Crew(self.learners)
         self._flags: list[tuple[Message, Tensor]] = []
         self._last: dict[str, dict[str, Tensor]] = {}
         self._round_done = 0
@@ -47,9 +51,7 @@ class LocalEngine(Engine):
         return last
 
     def _round(self, round: int) -> None:
-        for learner in self.learners:
-            learner.seed_torch("torch-local", round)
-            self.method.local_step(learner, round)
+        self._crew.each("torch-local", round, lambda learner: self.method.local_step(learner, round), self.learners)
         if self.method.exchanges(round):
             if self.method.decentralised:
                 self._exchange(round)
@@ -63,20 +65,18 @@ class LocalEngine(Engine):
         for name, heard in teachers.items():
             for teacher in heard:
                 receivers.setdefault(teacher, []).append(name)
-        sent = {learner.name: self._emit(learner, round) for learner in self.learners if learner.name in receivers}
-        for learner in self.learners:
-            self._receive(learner, [sent[name] for name in teachers[learner.name]], round)
+        sent = self._emit([learner for learner in self.learners if learner.name in receivers], round)
+        self._receive({name: [sent[teacher] for teacher in heard] for name, heard in teachers.items()}, round)
         for sender, message in sent.items():
             self.ledger.count(message, receivers[sender])
 
     def _consult_server(self, round: int) -> None:
         """Nodes hear what a server makes of what all of them sent."""
-        sent = {learner.name: self._emit(learner, round) for learner in self.learners}
+        sent = self._emit(self.learners, round)
         messages = [sent[name] for name in self.roster.names]
         self.server.seed_torch(round)
         answers = self.method.aggregate(self.server, messages, round)
-        for learner in self.learners:
-            self._receive(learner, [answers[learner.name]], round)
+        self._receive({name: [answers[name]] for name in self.roster.names}, round)
         for message in messages:
             self.ledger.count(message, [SERVER])
         together: dict[int, list[str]] = {}
@@ -86,10 +86,15 @@ class LocalEngine(Engine):
             self._flag(answers[names[0]])
             self.ledger.count(answers[names[0]], names)
 
-    def _emit(self, learner: Learner, round: int) -> Message:
+    def _emit(self, senders: Sequence[Learner], round: int) -> dict[str, Message]:
+        """What these nodes send."""
+        messages = self._crew.each("torch-emit", round, lambda sender: self.method.emit(sender, round), senders)
+        for sender, message in zip(senders, messages, strict=True):
+            self._accept(sender, message)
+        return {sender.name: message for sender, message in zip(senders, messages, strict=True)}
+
+    def _accept(self, learner: Learner, message: Message) -> None:
         """Holds a message to the same rules as a network would; its flags are read at the next `verify`."""
-        learner.seed_torch("torch-emit", round)
-        message = self.method.emit(learner, round)
         labels = None
         if isinstance(message, Posteriors):
             rows = self.method.public_batch_rows(learner.batch_size)
@@ -99,14 +104,18 @@ class LocalEngine(Engine):
         if message.kind not in self.method.sends:
             raise MessageError(f"{self.method.title} sends {message.kind}, which it does not declare in `sends`")
         self._flag(message, labels)
-        return message
 
     def _flag(self, message: Message, labels: Tensor | None = None) -> None:
         self._flags.append((message, message.faults(labels)))
 
-    def _receive(self, learner: Learner, inbox: Sequence[Message], round: int) -> None:
-        learner.seed_torch("torch-mutual", round)
-        self.method.receive(learner, inbox, round)
+    def _receive(self, inboxes: Mapping[str, Sequence[Message]], round: int) -> None:
+        """Every node learns from its inbox."""
+        self._crew.each(
+            "torch-mutual",
+            round,
+            lambda learner: self.method.receive(learner, inboxes[learner.name], round),
+            self.learners,
+        )
 
     def verify(self) -> None:
         """Reads all losses and flags at once, so that no round waits for the device."""
@@ -159,11 +168,12 @@ class LocalEngine(Engine):
 
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
         """Evaluates model after model."""
-        counts = {}
-        for learner in self.learners:
+
+        def count(learner: Learner) -> list[int]:
             with learner.showing(learner.reported):
-                counts[learner.name] = [count_correct(learner.predict, samples) for samples in sets]
-        return counts
+                return [count_correct(learner.predict, samples) for samples in sets]
+
+        return dict(zip((learner.name for learner in self.learners), self._crew.map(count), strict=True))
 
     def validate_views(self) -> dict[str, dict[str, int]]:
         """View after view, model after model."""
@@ -225,5 +235,6 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         """Gives the modules back."""
+        self._crew.close()
         for learner in self.learners:
             learner.release()

@@ -1,0 +1,67 @@
+"""What nodes side by side are worth: this project's time for a round over that of a plain loop at its best.
+
+    python benchmarks/cores.py [--blocks 8]
+
+The plain loop (`bare.py`) trains four LeNets one after the other in PyTorch and is timed with 1, 2, 4, … threads
+within an operation, up to the number of cores; its best counts. This project trains them side by side, one thread
+each. Blocks of 25 rounds are interleaved. Exits with 1 above 1.15 on fewer than 16 cores, or above 0.5 on 16 or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+import torch
+from bare import BareLoop
+
+from fedh2l.config import load_config
+from fedh2l.settings import available_cores
+from fedh2l.trainer import Trainer
+
+BLOCK = 25
+
+
+def timed(work) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) / BLOCK * 1e3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=8, help="blocks of 25 rounds of each side")
+    blocks = parser.parse_args().blocks
+    cores = available_cores()
+    config, _ = load_config(None, ["run.device=cpu", "run.rounds=1000000", f"run.eval_every={BLOCK}"])
+    trainer, bare = Trainer(config.federation()), BareLoop()
+    threads = [count for count in (1, 2, 4, 8, 16) if count <= cores]
+    times: dict[str, list[float]] = {}
+
+    def ours() -> None:
+        torch.set_num_threads(1)
+        trainer.advance()
+
+    def plain(count: int) -> None:
+        torch.set_num_threads(count)
+        bare.rounds(BLOCK)
+        bare.evaluate()
+
+    for block in range(blocks + 1):
+        took = {"ours": timed(ours), **{f"{count} threads": timed(lambda c=count: plain(c)) for count in threads}}
+        if block:  # the first is a warm-up
+            for name, value in took.items():
+                times.setdefault(name, []).append(value)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    best = min((name for name in medians if name != "ours"), key=lambda name: medians[name])
+    ratio = statistics.median(a / b for a, b in zip(times["ours"], times[best], strict=True))
+    limit = 0.5 if cores >= 16 else 1.15
+    print(", ".join(f"{name} {value:.1f} ms" for name, value in medians.items()), f"on {cores} cores")
+    print(f"ratio to the plain loop at its best ({best}): {ratio:.3f}, at most {limit} wanted")
+    return int(ratio > limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
