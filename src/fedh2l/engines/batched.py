@@ -58,6 +58,8 @@ class Formation:
         self._public = {learner: self.store.add(learner.seed_set.parts[learner.name]) for learner in self.learners}
         self._public_table = torch.from_numpy(np.stack(list(self._public.values()))).to(self.device)
         self._sent: tuple[Message, ...] = ()
+        self._this_round: dict[tuple[str, int, int], Tensor | Samples] = {}
+        """What several ask for in one round: who teaches whom, and everybody's public batch."""
         self._validated: tuple[int, list[int]] = (-1, [])
         self._viewed: tuple[int, dict[str, list[int]]] = (-1, {})
         for group in self.groups:
@@ -108,6 +110,7 @@ class Formation:
 
     def _body(self, round: int) -> None:
         """One round of all nodes."""
+        self._this_round.clear()
         for group in self.groups:
             group.seed_torch("torch-local", round)
             self.method.local_step(group, round)
@@ -176,6 +179,14 @@ class Formation:
 
     def _teachers(self, round: int) -> Tensor:
         """The places of each member's teachers, `(members, teachers)`."""
+        key = ("teachers", round, 0)
+        if key not in self._this_round:
+            self._this_round[key] = self._draw_teachers(round)
+        found = self._this_round[key]
+        assert isinstance(found, Tensor)
+        return found
+
+    def _draw_teachers(self, round: int) -> Tensor:
         graphs = [self.method.teachers(engine.roster, round) for engine in self.engines]
         later = [self.method.teachers(engine.roster, round + 1) for engine in self.engines]
         if all(now is then for now, then in zip(graphs, later, strict=True)):  # one object: the same in every round
@@ -198,14 +209,26 @@ class Formation:
     def _public_for(self, group: StackedLearner) -> Callable[[str, int, int], Samples]:
         """What a group's members see of public data: their own batch, or that of their t-th teacher."""
 
+        alone = len(self.groups) == 1
+
         def public(owner: str, round: int, size: int) -> Samples:
-            rows = self._public_rows(round, size)
-            whose = group.places
-            if owner != "own":
-                whose = self._teachers(round).index_select(0, group.places)[:, int(owner.removeprefix("teacher "))]
-            return self.store.take(rows.index_select(0, whose))
+            everybody = self._everybodys_batch(round, size)
+            if owner == "own":
+                return everybody if alone else _members(everybody, group.places)
+            teachers = self._teachers(round)
+            mine = teachers if alone else teachers.index_select(0, group.places)
+            return _members(everybody, mine[:, int(owner.removeprefix("teacher "))])
 
         return public
+
+    def _everybodys_batch(self, round: int, size: int) -> Samples:
+        """The public batches of all members, `(members, size, …)`."""
+        key = ("public batch", round, size)
+        if key not in self._this_round:
+            self._this_round[key] = self.store.take(self._public_rows(round, size))
+        found = self._this_round[key]
+        assert isinstance(found, Samples)
+        return found
 
     def _public_rows(self, round: int, size: int) -> Tensor:
         """Where in the store everybody's public batch of a round is, `(members, size)`."""
@@ -512,6 +535,11 @@ def architectures_of(learners: Sequence[Learner]) -> list[list[Learner]]:
         trained = str([name for name, p in learner.module.named_parameters() if p.requires_grad])
         groups.setdefault((str(learner.module), layout, trained), []).append(learner)
     return list(groups.values())
+
+
+def _members(samples: Samples, places: Tensor) -> Samples:
+    """The samples of these members, `(places, rows, …)`."""
+    return Samples(samples.inputs.index_select(0, places), samples.labels.index_select(0, places))
 
 
 def _first_fault(message: Message, labels: Tensor | None) -> Tensor:

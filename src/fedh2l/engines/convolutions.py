@@ -20,7 +20,7 @@ LARGEST = 65_536
 
 
 class AsMatrices(TorchFunctionMode):
-    """While active, small two-dimensional convolutions are matrix products; all others stay as they are."""
+    """While active, linear layers and small two-dimensional convolutions are plain matrix products."""
 
     def __torch_function__(
         self,
@@ -29,9 +29,11 @@ class AsMatrices(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Intercepts `conv2d`."""
+        """Intercepts `conv2d` and `linear`."""
         if func is torch.conv2d:
             return convolution(*args, **(kwargs or {}))
+        if func is F.linear:
+            return linear(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -61,6 +63,12 @@ def convolution(
     if bias is not None:
         product = product + bias.unsqueeze(-1)
     return product.reshape(x.shape[0], out_channels, rows, columns)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` as a product and a sum; stacked, its own form takes kernels more, to multiply the bias by 1."""
+    product = x @ weight.t()
+    return product if bias is None else product + bias
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:

@@ -94,8 +94,8 @@ class Recording:
     graph: torch.cuda.CUDAGraph | None = None
     after: frozenset[Path] = frozenset()
     """What there is when it is done."""
-    log: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    """What it records, `(capacity, members)` by holder and name."""
+    log: dict[str, tuple[list[str], Tensor]] = field(default_factory=dict)
+    """By holder, the names of what it records, and the values `(capacity, names, members)`."""
     random: bool = True
     """Whether it draws from torch's own generator (dropout)."""
     rounds: list[tuple[int, int]] = field(default_factory=list)
@@ -106,8 +106,12 @@ class Recording:
         done, self.rounds = self.rounds, []
         if not done:
             return {}
-        tables = {key: values.cpu() for key, values in self.log.items()}
-        return {key: [(round, table[position]) for round, position in done] for key, table in tables.items()}
+        records = {}
+        for holder, (names, room) in self.log.items():
+            table = room.cpu()
+            for place, name in enumerate(names):
+                records[holder, name] = [(round, table[position, place]) for round, position in done]
+        return records
 
 
 class Recorder:
@@ -186,13 +190,21 @@ class Recorder:
             self._body(round)
         finally:
             self._draws.tape = None
-        for record, entries in self._take_records().items():
-            value = torch.stack([value.double() for _, value in entries]).mean(0)  # of digest steps, say, their mean
-            if record not in recording.log:
-                recording.log[record] = torch.zeros(CAPACITY, *value.shape, dtype=torch.float64, device=value.device)
-            recording.log[record].index_copy_(0, tape.counter, value.unsqueeze(0))
+        self._write_log(recording)
         self.residence.settle()
         recording.after = self.residence.paths()
+
+    def _write_log(self, recording: Recording) -> None:
+        for name, records in self._take_records().items():
+            rows = []
+            for entries in records.values():
+                values = [value.double() for _, value in entries]
+                rows.append(values[0] if len(values) == 1 else torch.stack(values).mean(0))  # digest steps, say
+            table = torch.stack(rows)
+            if name not in recording.log:
+                room = torch.zeros(CAPACITY, *table.shape, dtype=torch.float64, device=table.device)
+                recording.log[name] = (list(records), room)
+            recording.log[name][1].index_copy_(0, recording.tape.counter, table.unsqueeze(0))
 
     def records(self) -> Records:
         """What was recorded since the last call, round by round, on the host."""
@@ -202,12 +214,11 @@ class Recorder:
                 collected.setdefault(key, []).extend(entries)
         return {key: sorted(entries, key=lambda entry: entry[0]) for key, entries in collected.items()}
 
-    def _take_records(self) -> Records:
-        taken: Records = {}
+    def _take_records(self) -> dict[str, dict[str, list[tuple[int, Tensor]]]]:
+        taken = {}
         for name, holder in self._holders.items():
-            if isinstance(holder, StackedLearner):
-                taken |= {(name, key): entries for key, entries in holder.records.items()}
-                holder.records = {}
+            if isinstance(holder, StackedLearner) and holder.records:
+                taken[name], holder.records = holder.records, {}
         return taken
 
 
