@@ -7,8 +7,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedh2l.sampling import draw_indices, node_secret, random_words, shuffled, stream_key, torch_seed
+from fedh2l.sampling import (
+    draw_block,
+    draw_indices,
+    node_secret,
+    random_words,
+    shuffle_block,
+    shuffled,
+    stream_key,
+    torch_seed,
+)
 
 VECTORS = Path(__file__).parent.parent / "docs" / "protocol.md"
 ROW = re.compile(r"\| `([\w-]+)` \| `(\w+)` \| `(\w*)` \| (\d+) \| `([0-9a-f]{32})` \| `([0-9a-f]{16})` \|")
@@ -76,3 +87,34 @@ def test_draws_are_even():
     assert all(abs(counts[i] - 1200) < 6 * (4000 * 0.3 * 0.7) ** 0.5 for i in range(10))
     firsts = Counter(shuffled("abc", "split", 0, "", round)[0] for round in range(3000))
     assert all(abs(n - 1000) < 160 for n in firsts.values())
+
+
+@given(st.lists(st.tuples(st.integers(9, 3000), st.integers(0, 99)), min_size=1, max_size=40), st.integers(1, 8))
+def test_blocks_of_draws_are_the_draws_one_by_one(addresses, count):
+    keys = [stream_key("local-batch", "secret", "a", round) for _, round in addresses]
+    block = draw_block([population for population, _ in addresses], count, keys)
+    for row, (population, round) in zip(block.tolist(), addresses, strict=True):
+        assert row == draw_indices(population, count, "local-batch", "secret", "a", round)
+
+
+@pytest.mark.parametrize("population", [1, 2, 3, 4, 5, 64, 501])
+def test_blocks_of_shuffles_are_the_shuffles_one_by_one(population):
+    keys = [stream_key("digest", "secret", "a", round) for round in range(5)]
+    for round, row in enumerate(shuffle_block(population, keys).tolist()):
+        assert row == shuffled(range(population), "digest", "secret", "a", round)
+
+
+def test_a_block_of_whole_populations_is_in_order():
+    keys = [stream_key("local-batch", 0, "a", round) for round in range(3)]
+    assert draw_block([4, 4, 4], 4, keys).tolist() == [[0, 1, 2, 3]] * 3
+    with pytest.raises(ValueError, match="more than a batch"):
+        draw_block([5, 4, 5], 4, keys)
+    with pytest.raises(ValueError, match="more than a batch"):
+        draw_block([3], 4, keys[:1])
+
+
+def test_blocks_beyond_what_is_drawn_at_a_time():
+    keys = [stream_key("local-batch", 1, "a", round) for round in range(5000)]
+    block = draw_block([50] * 5000, 3, keys)
+    for round in (0, 4095, 4096, 4999):
+        assert block[round].tolist() == draw_indices(50, 3, "local-batch", 1, "a", round)

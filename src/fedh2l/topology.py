@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedh2l.errors import ConfigError
 from fedh2l.roster import Roster
-from fedh2l.sampling import draw_indices, random_words, shuffled
+from fedh2l.sampling import draw_block, draw_indices, random_words, shuffled, stream_key
 
 Edges = tuple[tuple[str, str], ...]
 Graph = Mapping[str, tuple[str, ...]]
@@ -134,11 +134,20 @@ def teachers(
         return _matching(roster, everyone, round)
     if peers_per_round == 0:
         return everyone
-    chosen = {}
-    for name, neighbours in everyone.items():
-        drawn = draw_indices(len(neighbours), peers_per_round, "peers", roster.seed, name, round)
-        chosen[name] = tuple(neighbours[i] for i in sorted(drawn))
-    return chosen
+    picked = _picks(roster, everyone, peers_per_round, round)
+    return {name: tuple(everyone[name][i] for i in sorted(drawn)) for name, drawn in picked.items()}
+
+
+def _picks(roster: Roster, everyone: Graph, count: int, round: int) -> dict[str, list[int]]:
+    """Which of its neighbours each member hears, by their places."""
+    sizes = [len(neighbours) for neighbours in everyone.values()]
+    if min(sizes) > count:  # all at once, which is what makes a thousand members quick
+        keys = [stream_key("peers", roster.seed, name, round) for name in everyone]
+        return dict(zip(everyone, draw_block(sizes, count, keys).tolist(), strict=True))
+    return {
+        name: draw_indices(size, count, "peers", roster.seed, name, round)
+        for name, size in zip(everyone, sizes, strict=True)
+    }
 
 
 def _matching(roster: Roster, everyone: Graph, round: int) -> Graph:
