@@ -17,14 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_rel
 
-from fedh2l.bench.cells import all_cells, cells_of, takes_part, units
+from fedh2l.bench.cells import Cell, Place, all_cells, cells_of, run_cells, takes_part, units
 from fedh2l.bench.output import Report
 from fedh2l.bench.statistics import Difference, Summary, t_quantile
 from fedh2l.bench.suite import Row, Suite, TableSpec, scores
 from fedh2l.bench.suites import SUITES
 from fedh2l.bench.tables import tables_of
+from fedh2l.callbacks import Callback
 from fedh2l.config import load_config
 from fedh2l.methods.registry import METHODS
+from fedh2l.trainer import Interrupted
 
 SMALL = ["--set", "data.per_class=20", "--set", "run.batch_size=8", "--set", "run.eval_every=3", "--device", "cpu"]
 BENCH = ["bench", "comparison", "--rounds", "6", "--methods", "fedh2l,independent", *SMALL]
@@ -164,6 +166,27 @@ def test_out_of_time_it_stops_cleanly_and_goes_on(cli, tmp_path):
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(cli, tmp_path):
+    """Of two methods of the user's own, one divides by zero and one diverges; FedAvg has its result all the same."""
+    (tmp_path / "bad.py").write_text(
+        "from fedh2l.methods.independent import Independent\n"
+        "class Raises(Independent):\n    def local_step(self, node, round): 1 / 0\n"
+        "class Diverges(Independent):\n    def local_step(self, node, round):\n"
+        "        node.parameters.fill_(float('nan'))\n        super().local_step(node, round)\n"
+    )
+    arguments = ["bench", "comparison", "--rounds", "6", "--methods", "bad:Raises,bad:Diverges,fedavg", *SMALL]
+    failed = cli(*arguments, "--seeds", "1", "--out", "out")
+    assert failed.returncode == 1
+    assert "bad:Diverges, seed 0" in failed.stderr
+    assert "is not finite" in failed.stderr
+    assert "ZeroDivisionError" in failed.stderr
+    rows = {
+        row["method"]: row for row in json.loads((tmp_path / "out/comparison.json").read_text())["tables"][0]["rows"]
+    }
+    assert rows["fedavg"]["seeds"] == [0]
+    assert rows["bad:Raises"]["seeds"] == rows["bad:Diverges"]["seeds"] == []
+
+
+def test_a_diverging_rate_is_said(cli, tmp_path):
     arguments = ["bench", "comparison", "--rounds", "6", "--methods", "fedavg,independent", *SMALL]
     failed = cli(
         *arguments, "--seeds", "1", "--out", "out", "--set", "optimizer.name=sgd", "--set", "optimizer.lr=1e30"
@@ -171,6 +194,73 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(cli, tmp_path):
     assert failed.returncode == 1
     assert "is not finite" in failed.stderr
     assert (tmp_path / "out/comparison.csv").exists()
+
+
+def test_a_row_is_what_its_label_says_whatever_is_set(tmp_path):
+    """What a suite varies cannot be set for all of it; what else is set, is."""
+    suite = SUITES["rotated-mnist"]
+    common = ("run.rounds=60", "data.alpha=0.2", "data.splits=independent", "run.batch_size=16", "run.batch_size=24")
+    for table in suite.tables:
+        for row in table.rows:
+            (cell,) = cells_of(row, table, next(iter(row.choices)), 1, common)
+            config = cell.config("cpu")
+            assert f"{100 * config.data.alpha:g} %, {config.data.splits}" in table.title
+            assert config.run.batch_size == 24
+    intervals = {row.label.split(",")[0]: row for row in SUITES["interval"].tables[0].rows}
+    for label in ("E = 5", "E = 10", "E = 50"):
+        (cell,) = cells_of(intervals[label], SUITES["interval"].tables[0], "", 1, ("method.interval=3",))
+        assert f"E = {cell.config('cpu').method.interval}" == label
+
+
+def test_settings_of_one_method_can_be_changed(cli, tmp_path):
+    arguments = ["bench", "comparison", "--rounds", "2", "--seeds", "1", "--methods", "fedprox", *SMALL]
+    done = cli(*arguments, "--set", "method.mu=0.5", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "mu = 0.5" in next((tmp_path / "out/cells").glob("*/config.toml")).read_text()
+
+
+def test_runs_that_go_together_fail_alone(tmp_path):
+    """Seeds that diverge do not take those beside them along."""
+
+    def cell(seed: int, rate: str) -> Cell:
+        changes = ("run.rounds=6", "data.per_class=20", "run.batch_size=8", "run.eval_every=3", "run.engine=batched",
+                   "optimizer.name=sgd", f"optimizer.lr={rate}")  # fmt: skip
+        return Cell("independent", changes, seed)
+
+    fine, bad = [cell(0, "0.01"), cell(1, "0.01")], cell(2, "1e30")
+    started = []
+    place = Place(tmp_path, "cpu", lambda: started.append(1) or Callback(), lambda: False)
+    assert run_cells(fine, place) == {}
+    failed = run_cells([bad, cell(3, "1e30")], place)
+    assert set(failed) == {bad, cell(3, "1e30")}
+    assert all("is not finite" in reason for reason in failed.values())
+    assert [c.result(tmp_path) is not None for c in (*fine, bad)] == [True, True, False]
+    assert len(started) == 2 + 2 + 2  # together, then one by one
+
+
+def test_a_cell_goes_on_from_its_checkpoint(tmp_path):
+    """Stopped in the middle, it ends as one that was left alone, and does not begin again."""
+    cell = Cell("fedavg", ("run.rounds=30", "data.per_class=20", "run.batch_size=8", "method.interval=8"), 0)
+    rounds: list[int] = []
+
+    class Watch(Callback):
+        def on_round(self, round):
+            rounds.append(round)
+
+    with pytest.raises(Interrupted):
+        run_cells([cell], Place(tmp_path / "a", "cpu", Watch, lambda: len(rounds) >= 13))
+    assert run_cells([cell], Place(tmp_path / "a", "cpu", Watch, lambda: False)) == {}
+    assert rounds == list(range(1, 31))
+    run_cells([cell], Place(tmp_path / "b", "cpu", Callback, lambda: False))
+    one, two = (cell.result(tmp_path / name) for name in "ab")
+    assert {**one, "seconds": 0} == {**two, "seconds": 0}
+
+
+def test_what_a_killed_process_left_half_made_is_made_anew(tmp_path):
+    cell = Cell("independent", ("run.rounds=2", "data.per_class=20", "run.batch_size=8"), 0)
+    cell.path(tmp_path).mkdir(parents=True)
+    assert run_cells([cell], Place(tmp_path, "cpu", Callback, lambda: False)) == {}
+    assert cell.result(tmp_path) is not None
 
 
 @pytest.mark.parametrize(
@@ -202,8 +292,11 @@ def test_validation_data_chooses_between_settings(tmp_path):
             (cell.path(tmp_path) / "result.json").write_text(json.dumps(result))
             if choice == "K = 2":  # before all choices are there, none is shown
                 assert not tables_of(suite, tmp_path, 2, (), None)[0].lines[0].average
+    assert not tables_of(suite, tmp_path, 3, (), None)[0].lines[0].label.startswith("FedAvg: K = 2")
     (line,) = tables_of(suite, tmp_path, 2, (), None)[0].lines
     assert line.label == "FedAvg: K = 3"
+    cells_of(row, suite.tables[0], "K = 3", 2, ())[1].path(tmp_path).joinpath("result.json").unlink()
+    assert not tables_of(suite, tmp_path, 2, (), None)[0].lines[0].average  # on other seeds they do not compare
     assert line.average["ACC"].values == (60.0, 60.0)
 
 

@@ -113,7 +113,7 @@ def outcome(trainer: Trainer) -> tuple[dict, list, list]:
         ["method.name=fedmd", "method.subset=20"],
         ["method.name=fedmd", "method.public_epochs=1", "run.selection=last"],
         ["method.name=fedavg"],
-        ["method.name=fedavg", "method.interval=9"],
+        ["method.name=fedavg", "method.interval=16"],
         ["method.name=fedprox", "method.interval=4"],
         ["method.name=agnostic"],
         ["method.name=agnostic", "method.interval=4"],

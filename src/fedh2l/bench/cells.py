@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +17,11 @@ from fedh2l.callbacks import Callback
 from fedh2l.config import Config, load_config
 from fedh2l.engines.batched import BatchedEngine
 from fedh2l.engines.choice import engines_for
+from fedh2l.errors import FedH2LError
 from fedh2l.methods.registry import find_method
-from fedh2l.rundir import RESULT, RunDirectory
+from fedh2l.rundir import CONFIG, RESULT, RunDirectory
 from fedh2l.toml import to_toml
-from fedh2l.trainer import Trainer, run_together
+from fedh2l.trainer import Interrupted, Trainer, run_together
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,13 @@ class Cell:
         """Its complete configuration."""
         return load_config(None, self.changes, self.method, {"seed": self.seed, "device": device})[0]
 
-    def directory(self, out: Path) -> RunDirectory:
+    def directory(self, out: Path, device: str) -> RunDirectory:
         """The directory of its run, made if it is not there."""
         folder = self.path(out)
-        return RunDirectory.open(folder) if folder.exists() else RunDirectory.claim(folder, to_toml(self.config("cpu")))
+        if (folder / CONFIG).exists():
+            return RunDirectory.open(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # what a process that was killed at once left behind
+        return RunDirectory.claim(folder, to_toml(self.config(device)))
 
     def reached(self, out: Path) -> int:
         """The round from which it goes on."""
@@ -53,30 +58,57 @@ class Cell:
         return newest[1].round if newest else 0
 
 
-def run_cells(
-    cells: Sequence[Cell], out: Path, device: str, callback: Callable[[], Callback], stop: Callable[[], bool]
-) -> None:
-    """Runs cells to their end, from where they were left; raises `Interrupted` when asked to stop.
+@dataclass(frozen=True)
+class Place:
+    """Where and under whose eyes cells are run."""
 
-    Those that start at one round are run as one computation, where an engine can.
+    out: Path
+    device: str
+    callback: Callable[[], Callback]
+    stop: Callable[[], bool]
+
+
+def run_cells(cells: Sequence[Cell], place: Place) -> dict[Cell, str]:
+    """Runs cells to their end, from where they were left; returns what went wrong with those that failed.
+
+    Those that start at one round are run as one computation, where an engine can. If one of them fails, they are run
+    one by one, so that it fails alone. Raises `Interrupted` when asked to stop.
     """
     starts: dict[int, list[Cell]] = {}
     for cell in cells:
-        starts.setdefault(cell.reached(out), []).append(cell)
+        starts.setdefault(cell.reached(place.out), []).append(cell)
+    failed: dict[Cell, str] = {}
     for together in starts.values():
-        federations = [cell.config(device).federation() for cell in together]
-        trainers = []
-        for cell, federation, engine in zip(together, federations, engines_for(federations), strict=True):
-            trainers.append(Trainer(federation, cell.directory(out), [callback()], stop, engine))
-            trainers[-1].save_models = False
-            trainers[-1].resume()
-        if isinstance(trainers[0].engine, BatchedEngine):
-            run_together(trainers)
-        else:
-            for trainer in trainers:
-                trainer.run()
-        for cell in together:
-            shutil.rmtree(cell.path(out) / "checkpoints", ignore_errors=True)
+        try:
+            _run_as_one(together, place)
+        except Interrupted:
+            raise
+        except FedH2LError as error:
+            if len(together) == 1:
+                failed[together[0]] = str(error)
+            else:
+                for cell in together:
+                    failed |= run_cells([cell], place) if cell.result(place.out) is None else {}
+        except Exception:  # one run that fails must not take the others with it
+            failed |= dict.fromkeys(together, traceback.format_exc())
+    return failed
+
+
+def _run_as_one(cells: Sequence[Cell], place: Place) -> None:
+    federations = [cell.config(place.device).federation() for cell in cells]
+    trainers = []
+    for cell, federation, engine in zip(cells, federations, engines_for(federations), strict=True):
+        directory = cell.directory(place.out, place.device)
+        trainers.append(Trainer(federation, directory, [place.callback()], place.stop, engine))
+        trainers[-1].save_models = False
+        trainers[-1].resume()
+    if isinstance(trainers[0].engine, BatchedEngine):
+        run_together(trainers)
+    else:
+        for trainer in trainers:
+            trainer.run()
+    for cell in cells:
+        shutil.rmtree(cell.path(place.out) / "checkpoints", ignore_errors=True)
 
 
 def units(cells: Sequence[Cell], device: str) -> list[list[Cell]]:
@@ -103,7 +135,7 @@ def takes_part(row: Row, table: TableSpec) -> bool:
 
 def cells_of(row: Row, table: TableSpec, choice: str, seeds: int, common: Changes) -> list[Cell]:
     """The runs behind one choice of a row."""
-    changes = tuple(sorted({*common, *table.changes, *row.choices[choice]}))
+    changes = (*common, *table.changes, *row.choices[choice])  # the last wins: a row is what its label says
     return [Cell(row.method, changes, seed) for seed in range(seeds)]
 
 

@@ -264,8 +264,11 @@ def _pipe(fields: Sequence[str]) -> str:
     return "| " + " | ".join(fields) + " |"
 
 
-_TEX = {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "±": r"$\pm$", "−": r"$-$", "–": "--", "α": r"$\alpha$",
-        "μ": r"$\mu$"}  # fmt: skip
+_TEX = {
+    **{character: rf"\{character}" for character in "{}$%&_#"},
+    **{"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"},
+    **{"±": r"$\pm$", "−": r"$-$", "–": "--", "α": r"$\alpha$", "μ": r"$\mu$"},
+}
 
 
 def _tex(text: str, bold: bool = False) -> str:

@@ -7,9 +7,9 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
@@ -18,9 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from fedh2l.bench.cells import Cell, run_cells, units
+from fedh2l.bench.cells import Cell, Place, run_cells, units
 from fedh2l.callbacks import Callback
-from fedh2l.errors import FedH2LError
 from fedh2l.settings import CORES, available_cores
 from fedh2l.trainer import Interrupted
 
@@ -68,7 +67,7 @@ class Runner:
             ) as pool,
             self._stop_on_signal(outcome),
         ):
-            waiting: dict[Future[str | None], list[Cell]] = {
+            waiting: dict[Future[dict[Cell, str]], list[Cell]] = {
                 pool.submit(_run_unit, unit, self.out, self.device): unit for unit in units(cells, self.device)
             }
             count = 0
@@ -77,8 +76,8 @@ class Runner:
                 for future in done:
                     unit = waiting.pop(future)
                     count += len(unit)
-                    if not future.cancelled() and (problem := future.result()):
-                        outcome.failed[unit[0]] = problem
+                    if not future.cancelled():
+                        outcome.failed |= _outcome(future, unit)
                 self.display.update(self._rounds.value, count)
                 if self.deadline is not None and time.monotonic() > self.deadline and not self._stop.is_set():
                     outcome.out_of_time = True
@@ -143,17 +142,19 @@ class _Counter(Callback):
         self._counted = round
 
 
-def _run_unit(cells: Sequence[Cell], out: Path, device: str) -> str | None:
-    """In a worker: runs cells; returns what went wrong, if anything did."""
+def _run_unit(cells: Sequence[Cell], out: Path, device: str) -> dict[Cell, str]:
+    """In a worker: runs cells; returns what went wrong with those that failed."""
     stop: Event = _worker["stop"]
     if stop.is_set():
-        return None
+        return {}
     try:
-        run_cells(cells, out, device, lambda: _Counter(_worker["rounds"]), stop.is_set)
+        return run_cells(cells, Place(out, device, lambda: _Counter(_worker["rounds"]), stop.is_set))
     except Interrupted:
-        return None
-    except FedH2LError as error:
-        return str(error)
-    except Exception:  # one run that fails must not take the others with it
-        return traceback.format_exc()
-    return None
+        return {}
+
+
+def _outcome(future: Future[dict[Cell, str]], unit: Sequence[Cell]) -> dict[Cell, str]:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return {unit[0]: "the process that ran it, or one beside it, died; is there enough memory? Run again to go on"}

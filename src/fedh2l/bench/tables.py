@@ -73,12 +73,12 @@ def _line(row: Row, table: TableSpec, out: Path, seeds: int, common: Changes) ->
         choice: [r for cell in cells_of(row, table, choice, seeds, common) if (r := cell.result(out)) is not None]
         for choice in row.choices
     }
-    complete = {choice: results for choice, results in found.items() if results}
-    if not complete or len(complete) < len(found):  # the best of some choices is not known before all of them are
+    seeds_of = {tuple(result["seed"] for result in results) for results in found.values()}
+    if len(seeds_of) > 1 or () in seeds_of:  # which choice is best is known only when all have the same seeds
         return Line(row.label, row.method, takes_part=True, paper=row.paper)
-    choice = max(complete, key=lambda name: _validation(complete[name]).mean)
+    choice = max(found, key=lambda name: _validation(found[name]).mean)
     label = f"{row.label}: {choice}" if choice else row.label
-    return _summed_up(label, row, complete[choice])
+    return _summed_up(label, row, found[choice])
 
 
 def _summed_up(label: str, row: Row, results: list[dict[str, Any]]) -> Line:

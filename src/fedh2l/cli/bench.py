@@ -18,7 +18,6 @@ from fedh2l.bench.suites import SUITES
 from fedh2l.bench.tables import tables_of
 from fedh2l.cli.console import err, notice
 from fedh2l.cli.run import SetOption
-from fedh2l.config import load_config
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.methods.registry import find_method
 from fedh2l.settings import available_cores, resolve_device
@@ -52,15 +51,13 @@ def bench(
     common = (f"run.rounds={rounds}", *(changes or ()))
     cells = all_cells(wanted, seeds, common, named)
     place = str(resolve_device(device))
-    rule = load_config(None, common)[0].run.selection_rule
-    for cell in cells:
-        cell.config(place)  # whatever is wrong is found before anything runs
+    rules = {cell.config(place).run.selection_rule for cell in cells}  # whatever is wrong is found before anything runs
     todo = [cell for cell in cells if cell.result(out) is None]
     err.print(f"{len(cells)} runs of {rounds} rounds, {len(cells) - len(todo)} of them done already.")
     outcome = _run(todo, rounds, out, place, jobs, time_limit) if todo else Outcome()
     caption = (
         f"Test accuracy in %, mean ± standard deviation over {seeds} seeds; differences are paired by seed, with "
-        f"95 % intervals. Selected: {rule}. Made by `fedh2l {shlex.join(sys.argv[1:])}`."
+        f"95 % intervals. Selected: {' or '.join(sorted(rules))}. Made by `fedh2l {shlex.join(sys.argv[1:])}`."
     )
     report = Report.of(suite, tables_of(wanted, out, seeds, common, named), caption, wanted.capabilities)
     out.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ def run(
         result, directory = _start(settings)
     err.print()
     err.print(result_table(result, settings.run.selection_rule))
-    err.print(traffic(result, type(settings.method)), soft_wrap=True)
+    err.print(traffic(result, settings.method), soft_wrap=True)
     err.print(f"Results, metrics and models are in {directory.path}", soft_wrap=True)
     if as_json:
         print_json(result.to_dict())

@@ -29,7 +29,9 @@ from fedh2l.methods.base import Method
 from fedh2l.sampling import draw_block, stream_key
 
 FAULT = "fault of the message"
-"""Under which the flags of what was sent are recorded."""
+"""Under which the flags of what nodes sent are recorded."""
+ANSWER = "fault of the answer"
+"""And of what the server answered."""
 
 
 class Formation:
@@ -165,6 +167,7 @@ class Formation:
         for group in self.groups:
             tensors = [tensor.index_select(0, group.places) for tensor in stacked]
             answer = first.assemble(SERVER, round, tensors, first.flagged)
+            group.record(round, **{ANSWER: _first_fault(answer, None)})
             group.seed_torch("torch-mutual", round)
             self.method.receive(group, [answer], round)
 
@@ -380,23 +383,26 @@ class BatchedEngine(Engine):
 
     def verify(self) -> None:
         """Looks through what was recorded, and at the parameters."""
-        found = []
+        found: list[tuple[int, float, str, str]] = []
         sound = self.formation.sound()
         for offset, (name, records) in enumerate(self._records().items()):
             if not sound[self._first + offset]:
                 found.append((self.formation.round, 3, name, "its parameters are not finite"))
             for key, entries in records.items():
                 for round, value in entries:
-                    if key == FAULT:
+                    if key in (FAULT, ANSWER):
                         if value:
-                            kind = self.formation._sent[0]
-                            found.append((round, 1, name, f"it sent {kind.FAULTS[int(value) - 1]}"))
+                            kind = self.formation._sent[0 if key == FAULT else 1]
+                            who, order = (name, 1.0) if key == FAULT else (SERVER, 1.5)
+                            found.append((round, order, who, f"it sent {kind.FAULTS[int(value) - 1]}"))
                     elif not np.isfinite(value):
                         found.append((round, 0 if key.startswith("local") else 2, name, f"its {key} is not finite"))
             records.pop(FAULT, None)
+            records.pop(ANSWER, None)
         if found:
             round, _, node, what = min(found)
-            raise DivergedError(f"node '{node}', round {round}: {what}")
+            who = "the server" if node == SERVER else f"node '{node}'"
+            raise DivergedError(f"{who}, round {round}: {what}")
 
     def series(self) -> dict[str, dict[str, list[float]]]:
         """What each node recorded since the last call."""

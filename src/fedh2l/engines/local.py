@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -18,6 +19,8 @@ from fedh2l.methods.base import Method
 from fedh2l.metrics import count_correct
 from fedh2l.roster import Roster
 from fedh2l.server import Server
+
+log = logging.getLogger("fedh2l")
 
 
 class LocalEngine(Engine):
@@ -36,6 +39,8 @@ class LocalEngine(Engine):
         self.method = method.fitted(self.learners, rounds)
         self.server = Server(roster, learners[0].optimizer, learners[0].parameters.device)
         self.method.prepare(self.server, self.learners)
+        if not self.method.decentralised and not any(self.method.exchanges(round) for round in range(1, rounds + 1)):
+            log.warning("%s exchanges nothing within %d rounds: its interval is longer", self.method.title, rounds)
         self._crew = Crew(self.learners)
         self._flags: list[tuple[Message, Tensor]] = []
         self._last: dict[str, dict[str, Tensor]] = {}
@@ -119,7 +124,7 @@ class LocalEngine(Engine):
 
     def verify(self) -> None:
         """Reads all losses and flags at once, so that no round waits for the device."""
-        found = []
+        found: list[tuple[int, float, str, str]] = []
         for learner in self.learners:
             if not bool(torch.isfinite(learner.parameters).all()):
                 found.append((self._round_done, 3, learner.name, "its parameters are not finite"))
@@ -132,7 +137,8 @@ class LocalEngine(Engine):
             for message, flags in self._flags:
                 if bool(flags.any()):
                     reason = message.FAULTS[flags.tolist().index(True)]
-                    found.append((message.round, 1, message.sender, f"it sent {reason}"))
+                    when = 1.5 if message.sender == SERVER else 1  # its answer follows from what nodes sent
+                    found.append((message.round, when, message.sender, f"it sent {reason}"))
         self._flags = []
         if found:
             round, _, node, what = min(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -28,7 +28,7 @@ class Agnostic(FedAvg):
 
     The step on w is the run's optimiser (AMSGrad) rather than plain SGD. The node's model is the last iterate; the
     mean of all iterates, which the theory for convex losses is about, is tested beside it as `mean`. The loss in the
-    K > 1 variant is that of one batch.
+    K > 1 variant is that of one batch. No mean of λ is kept, and `native` starts it at n_k / n too.
     """
 
     name: ClassVar[str] = "agnostic"
@@ -43,7 +43,18 @@ class Agnostic(FedAvg):
     }
 
     interval: Interval = Field(1, description=INTERVAL_HELP + "; 1 averages gradients")
-    lambda_lr: float = Field(0.01, ge=0, description="rate of the mixture λ (γ); 0 keeps it, which is FedAvg")
+    lambda_lr: float | None = Field(
+        None,
+        ge=0,
+        description="rate of the mixture λ (γ); 0 keeps it, which is FedAvg; if not given, 0.01 with interval = 1, "
+        "else 0.1",
+    )
+
+    def fitted(self, learners: Sequence[Learner], rounds: int) -> Self:
+        """With the rate of λ."""
+        method = super().fitted(learners, rounds)
+        usual = 0.01 if method.interval == 1 else 0.1
+        return method if self.lambda_lr is not None else method.model_copy(update={"lambda_lr": usual})
 
     def prepare(self, server: Server, learners: Sequence[Learner]) -> None:
         """λ starts where FedAvg's weights stay; the mean of the iterates starts empty."""
@@ -65,6 +76,7 @@ class Agnostic(FedAvg):
         """A step on w with the old λ, and one on λ."""
         answers = super().aggregate(server, messages, round)
         mixture = server.memory["weights"]
+        assert self.lambda_lr is not None, "the method has not been fitted"
         losses = torch.stack([m.loss.double() for m in messages if isinstance(m, Vector) and m.loss is not None], -1)
         if self._steps == 1:
             mixture = project_on_simplex(mixture + self.lambda_lr * losses)
@@ -79,6 +91,10 @@ class Agnostic(FedAvg):
         node.memory["iterates"] = node.memory["iterates"] + 1
         share = (1 / node.memory["iterates"]).to(node.parameters.dtype).unsqueeze(-1)
         node.memory["mean"] = torch.lerp(node.memory["mean"], node.shared(), share)
+
+    def crossing(self) -> str:
+        """With the losses."""
+        return f"{super().crossing()} and losses"
 
     def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """The mean of the iterates."""

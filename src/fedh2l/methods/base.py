@@ -62,6 +62,10 @@ class Method(Section):
         """Whether nothing that crosses is computed sample by sample on private data."""
         return "features" not in cls.sends
 
+    def crossing(self) -> str:
+        """What crosses, in words."""
+        return " and ".join(self.sends)
+
     # Before the first round
 
     def check(self, roster: Roster) -> None:

@@ -113,6 +113,10 @@ class FedAvg(Method):
             node.optimizer_states.clear()
         self._received(node)
 
+    def crossing(self) -> str:
+        """Gradients go up only with K = 1."""
+        return "gradients and parameters" if self.interval == 1 else "parameters"
+
     def _local_gradient(self, node: Learner, gradient: Tensor) -> Tensor:
         """What a node steps with, given the gradient of its loss."""
         return gradient

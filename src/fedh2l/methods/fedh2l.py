@@ -127,6 +127,10 @@ class FedH2L(Method):
         node.step(projection.gradient, "mutual", self._mutual_state)
         node.record(round, ce=ce, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
 
+    def crossing(self) -> str:
+        """The teaching signals."""
+        return "posteriors on public data"
+
     def _remember(self, node: Learner, gradient: Tensor) -> None:
         """Keeps what the next mutual step needs to know of the local ones; called before the local step is taken."""
         memory = node.memory

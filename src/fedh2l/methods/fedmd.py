@@ -13,7 +13,7 @@ from fedh2l.learner import Learner, LocalData
 from fedh2l.losses import correct_count, cross_entropy, take_rows
 from fedh2l.messages import SERVER, Kind, Logits, Message
 from fedh2l.methods.base import Method, Preset
-from fedh2l.methods.schedule import epoch_steps
+from fedh2l.methods.schedule import batches, epoch_steps
 from fedh2l.server import Server
 
 
@@ -42,7 +42,9 @@ class FedMD(Method):
     Ours, where sources are silent or do not fit: batches are drawn at random and an epoch is as many of them as cover
     the pool; the transfer phase takes at most a fifth of the rounds and keeps, of each part, the weights that did
     best on pooled validation data (the reference stops early by its test data); revisits are short enough for three
-    exchanges; digest and local steps have an optimiser state each, as in the reference. Digest steps are no rounds.
+    exchanges; digest and local steps have an optimiser state each, as in the reference; several digest epochs go
+    through the samples in one order. Digest steps are no rounds. `native` has the reference's optimiser, epochs and
+    batches of revisiting; batches of the transfer phase and the last layer are as in all methods.
     """
 
     name: ClassVar[str] = "fedmd"
@@ -119,11 +121,15 @@ class FedMD(Method):
         rows = samples.labels.shape[-1]
         whole = self.digest_batch_size >= rows
         order = torch.arange(rows, device=samples.labels.device) if whole else node.order("digest", round, rows)
-        for part in torch.split(order, self.digest_batch_size, -1) * self.digest_epochs:
+        for part in batches(order, self.digest_batch_size) * self.digest_epochs:
             target = take_rows(consensus.values, part).to(node.parameters.dtype)
             loss = (node.logits(samples.take(part).inputs) - target).abs().mean((-2, -1))
             node.step(node.gradient(loss), "mutual")
             node.record(round, digest=loss)
+
+    def crossing(self) -> str:
+        """On public data."""
+        return "logits on public data"
 
     def _looks(self, round: int) -> bool:
         """Whether the validation data is looked at: after each epoch of the transfer phase, and at its parts' ends."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedh2l.learner import Learner, LocalData
@@ -16,6 +16,7 @@ from fedh2l.messages import SERVER, Kind, Message, Parameters
 from fedh2l.methods.base import Method, Preset
 from fedh2l.methods.fedavg import weighted_sum
 from fedh2l.methods.schedule import INTERVAL_HELP, Interval, steps
+from fedh2l.network import Network
 from fedh2l.server import Server
 
 
@@ -27,7 +28,8 @@ class FML(Method):
     gradients are taken before either steps. Every `interval` steps the memes are averaged, evenly.
 
     A node's model is its own one; the meme, as it was after the last exchange, is tested beside it. α = β = 1 is
-    training alone beside FedAvg. In the reference the meme's optimiser starts anew at each exchange (`native`).
+    training alone beside FedAvg. In the reference the meme's optimiser starts anew at each exchange (`native`), and
+    rates fall at each third of the run, which is left out here.
     """
 
     name: ClassVar[str] = "fml"
@@ -56,12 +58,18 @@ class FML(Method):
         "persistent", description="what becomes of a meme's optimiser state at an exchange"
     )
 
+    @model_validator(mode="after")
+    def _arguments_of_a_meme(self) -> Self:
+        if self.meme_args and self.meme is None:
+            raise ValueError("meme_args are given, but no meme")
+        return self
+
     def fitted(self, learners: Sequence[Learner], rounds: int) -> Self:
         """With the interval in steps, counted on the meme."""
         first = learners[0]
         size = first.shared().numel()
         if self.meme is not None:
-            size = sum(p.numel() for p in first.build(self.meme, self.meme_args).parameters())
+            size = Network(first.build(self.meme, self.meme_args), first.optimizer).shared().numel()
         return self.model_copy(update={"interval": steps(self.interval, learners, self.local_data, size)})
 
     def prepare(self, server: Server, learners: Sequence[Learner]) -> None:
@@ -108,6 +116,10 @@ class FML(Method):
         node.memory["meme"] = answer.values
         if self.meme_state == "reset":
             meme.optimizer_states.clear()
+
+    def crossing(self) -> str:
+        """Of the memes alone."""
+        return "parameters of memes"
 
     def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """The meme, as it was after the last exchange."""

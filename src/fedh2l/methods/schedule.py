@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Annotated
 
+import torch
 from pydantic import AfterValidator
+from torch import Tensor
 
 from fedh2l.learner import Learner, LocalData
 
-_EPOCHS = re.compile(r"(\d+) epochs?")
+_EPOCHS = re.compile(r"([1-9]\d*) epochs?")
 
 
 def _known(interval: int | str) -> int | str:
@@ -37,13 +39,22 @@ def epoch_steps(learners: Sequence[Learner], pool: LocalData) -> int:
     return max(math.ceil(len(learner.pool(pool)) / learner.batch_size) for learner in learners)
 
 
+def batches(order: Tensor, size: int) -> list[Tensor]:
+    """Indices `(…, n)` in parts of `size`; a last one alone, which batch norm could not take, joins those before it."""
+    parts = list(torch.split(order, size, -1))
+    if len(parts) > 1 and parts[-1].shape[-1] == 1:
+        parts[-2:] = [torch.cat(parts[-2:], -1)]
+    return parts
+
+
 def steps(interval: int | str, learners: Sequence[Learner], pool: LocalData, shared: int) -> int:
     """An interval in local steps; `shared` is how many numbers a node sends in an exchange."""
     if isinstance(interval, int):
         return interval
     if interval == "matched":
         first = learners[0]
-        signal = first.batch_size * first.classes + 1
+        rows = min(first.batch_size, *(len(part) for part in first.seed_set.parts.values()))
+        signal = rows * first.classes + 1
         return math.ceil(2 * shared / ((len(learners) - 1) * signal))
     epochs = _EPOCHS.fullmatch(interval)
     assert epochs is not None  # as validated

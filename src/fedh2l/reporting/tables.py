@@ -46,14 +46,14 @@ def matrix_table(names: Sequence[str], matrix: Sequence[Sequence[float]], column
     return table
 
 
-def traffic(result: Result, method: type[Method]) -> str:
+def traffic(result: Result, method: Method) -> str:
     """One line on what crossed between the nodes."""
     total, rounds = result.bytes["total"], result.rounds
     if total == 0:
         return "Nothing crossed between the nodes."
-    what = "posteriors on public data" if method.sends == ("posteriors",) else " and ".join(method.sends)
     where = "between the nodes" if method.decentralised else "between the nodes and the server"
-    text = f"{human_bytes(total)} of {what} crossed {where} ({human_bytes(total / rounds)} a round), nothing else"
+    size = f"{human_bytes(total)} of {method.crossing()} crossed {where}"
+    text = f"{size} ({human_bytes(total / rounds)} a round), nothing else"
     if result.conflict_rate:
         text += f"; {100 * result.conflict_rate:.0f} % of the teaching gradients conflicted with the local ones"
     return text + "."
