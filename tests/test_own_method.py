@@ -43,7 +43,7 @@ def test_it_runs_from_the_command_line_and_reproduces_itself(example, cli):
     result = json.loads(done.stdout)
     assert result["method"] == example
     assert result["bytes"]["payload"] == 40 * 12 * 4 * (20 * 10 + 1)  # 20 public samples a node
-    assert "posteriors on public data crossed" in done.stderr
+    assert "of posteriors crossed between the nodes" in done.stderr
     again = cli("run", "one/config.toml", "--out", "two", "--json")
     assert json.loads(again.stdout)["matrix"] == result["matrix"]
 

@@ -29,6 +29,8 @@ class Samples:
     labels: Tensor
 
     def __len__(self) -> int:
+        if self.labels.dim() > 1:
+            raise TypeError("samples of stacked nodes have no length; use labels.shape[-1]")
         return len(self.labels)
 
     def take(self, indices: Tensor | Sequence[int]) -> Samples:

@@ -28,6 +28,10 @@ class RunError(FedH2LError):
     """A run directory or checkpoint cannot be written, read or resumed."""
 
 
+class MethodError(FedH2LError):
+    """A method does something that it may not."""
+
+
 class MessageError(FedH2LError):
     """A message between nodes does not follow the protocol."""
 

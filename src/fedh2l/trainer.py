@@ -108,12 +108,12 @@ class Trainer:
         evaluates = self.round % self.settings.eval_every == 0 or self.round == self.settings.rounds
         if evaluates:
             self._evaluate()
-        if self.round == self.settings.rounds:
-            return
-        if self.stop():
-            raise Interrupted(self.round, self._checkpoint())
-        if self._checkpoint_due():
+        if self.round < self.settings.rounds and self._checkpoint_due():
             self._checkpoint()
+
+    def _halt(self) -> Interrupted:
+        """Saves the round, so that the run can go on from it."""
+        return Interrupted(self.round, self._checkpoint())
 
     def _next_event(self) -> int:
         every = self.settings.checkpoint_every
@@ -325,14 +325,11 @@ def advance_together(trainers: Sequence[Trainer]) -> None:
         return all(wanted)
 
     reached = first.engine.advance(first.round + 1, first._next_event(), keep_going)
-    interrupted: Interrupted | None = None
     for trainer in trainers:
-        try:
-            trainer._arrive(reached)
-        except Interrupted as stopped:  # the others must be saved too
-            interrupted = stopped
-    if interrupted is not None:
-        raise interrupted
+        trainer._arrive(reached)
+    if reached < first.settings.rounds and any(trainer.stop() for trainer in trainers):
+        stopped = [trainer._halt() for trainer in trainers]  # all of them are saved
+        raise stopped[0]
 
 
 @contextmanager

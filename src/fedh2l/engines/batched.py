@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -25,9 +26,12 @@ from fedh2l.learner import Learner, architectures
 from fedh2l.ledger import Ledger
 from fedh2l.losses import correct_count
 from fedh2l.messages import SERVER, Message, Posteriors
-from fedh2l.methods.base import Method
+from fedh2l.methods.base import Method, check_declared
+from fedh2l.metrics import EVALUATION_ROWS
 from fedh2l.sampling import draw_block, stream_key
+from fedh2l.topology import Graph
 
+RAGGED = "nodes hear different numbers of teachers"
 FAULT = "fault of the message"
 """Under which the flags of what nodes sent are recorded."""
 ANSWER = "fault of the answer"
@@ -60,6 +64,7 @@ class Formation:
         self._public = {learner: self.store.add(learner.seed_set.parts[learner.name]) for learner in self.learners}
         self._public_table = torch.from_numpy(np.stack(list(self._public.values()))).to(self.device)
         self._sent: tuple[Message, ...] = ()
+        self._known_graphs: dict[int, tuple[Graph, NDArray[np.int64]]] = {}
         self._this_round: dict[tuple[str, int, int], Tensor | Samples] = {}
         """What several ask for in one round: who teaches whom, and everybody's public batch."""
         self._validated: tuple[int, list[int]] = (-1, [])
@@ -96,37 +101,36 @@ class Formation:
         """Runs rounds; returns the last one done."""
         if self.stale:
             self._load()
-        self.round = first - 1
+            self.round = first - 1
+        if first != self.round + 1:
+            raise RuntimeError(f"federations that run as one are at round {self.round}, not {first - 1}")
         while self.round < last:
             block = range(self.round + 1, min(last, self.round + CAPACITY) + 1)
             kinds = [(round, self.method.kind_of_round(round)) for round in block]
-            reached = self._recorder.run(kinds, keep_going)
-            self.round = reached
-            if reached == block[-1]:  # while the device is at work
-                ahead = range(reached + 1, reached + len(block) + 1)
+            self.round, going_on = self._recorder.run(kinds, keep_going)
+            if going_on:  # while the device is at work
+                ahead = range(self.round + 1, min(self.engines[0].rounds, self.round + len(block)) + 1)
                 self._recorder.prepare([(round, self.method.kind_of_round(round)) for round in ahead])
-            self._collect([round for round in range(block[0], reached + 1) if self.method.exchanges(round)])
-            if reached < block[-1]:
+            self._collect()
+            if not going_on:
                 break
         return self.round
 
-    def _body(self, round: int) -> None:
-        """One round of all nodes."""
+    def _body(self, round: int) -> tuple[Message, ...]:
+        """One round of all nodes; returns what crossed: the message of all nodes as one, and a server's answers."""
         self._this_round.clear()
         for group in self.groups:
             group.seed_torch("torch-local", round)
             self.method.local_step(group, round)
         if not self.method.exchanges(round):
-            return
+            return ()
         sent = [self._emit(group, round) for group in self.groups]
-        if self.method.decentralised:
-            self._exchange(sent, round)
-        else:
-            self._consult_server(sent, round)
+        return self._exchange(sent, round) if self.method.decentralised else self._consult_server(sent, round)
 
     def _emit(self, group: StackedLearner, round: int) -> Message:
         group.seed_torch("torch-emit", round)
         message = self.method.emit(group, round)
+        check_declared(self.method, message)
         labels = None
         if isinstance(message, Posteriors):
             batch = group.public_batch("own", round, self.method.public_batch_rows(group.batch_size))
@@ -135,11 +139,10 @@ class Formation:
         group.record(round, **{FAULT: _first_fault(message, labels)})
         return message
 
-    def _exchange(self, sent: Sequence[Message], round: int) -> None:
+    def _exchange(self, sent: Sequence[Message], round: int) -> tuple[Message, ...]:
         """Nodes hear each other: the t-th message of an inbox comes from each member's t-th teacher."""
         everybody = self._in_order(sent)
         teachers = self._teachers(round)
-        self._sent = (everybody,)
         for group in self.groups:
             heard = teachers.index_select(0, group.places)
             inbox = []
@@ -148,8 +151,9 @@ class Formation:
                 inbox.append(everybody.assemble(f"teacher {t}", round, tensors, everybody.flagged))
             group.seed_torch("torch-mutual", round)
             self.method.receive(group, inbox, round)
+        return (everybody,)
 
-    def _consult_server(self, sent: Sequence[Message], round: int) -> None:
+    def _consult_server(self, sent: Sequence[Message], round: int) -> tuple[Message, ...]:
         everybody = self._in_order(sent)
         federations, nodes = len(self.engines), len(self.names)
         columns = [tensor.view(federations, nodes, *tensor.shape[1:]) for tensor in everybody.tensors()]
@@ -160,7 +164,6 @@ class Formation:
         self.server.seed_torch(round)
         answers = self.method.aggregate(self.server, messages, round)
         ordered = [answers[name] for name in self.names]
-        self._sent = (everybody, *ordered)
         first = ordered[0]
         parts = zip(*(answer.tensors() for answer in ordered), strict=True)
         stacked = [torch.stack(list(part), 1).flatten(0, 1) for part in parts]
@@ -170,6 +173,7 @@ class Formation:
             group.record(round, **{ANSWER: _first_fault(answer, None)})
             group.seed_torch("torch-mutual", round)
             self.method.receive(group, [answer], round)
+        return (everybody, *ordered)
 
     def _in_order(self, sent: Sequence[Message]) -> Message:
         """What all groups sent as one message, in the order of the members."""
@@ -190,24 +194,28 @@ class Formation:
         return found
 
     def _draw_teachers(self, round: int) -> Tensor:
-        graphs = [self.method.teachers(engine.roster, round) for engine in self.engines]
-        later = [self.method.teachers(engine.roster, round + 1) for engine in self.engines]
-        if all(now is then for now, then in zip(graphs, later, strict=True)):  # one object: the same in every round
-            key, fixed = "teachers", round
-        else:
-            key, fixed = "teachers of the round", 0
-        nodes = len(self.names)
 
         def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
-            places = []
-            for r in rounds:
-                for federation, engine in enumerate(self.engines):
-                    heard = self.method.teachers(engine.roster, fixed or r)
-                    index = engine.roster.index
-                    places.append([[federation * nodes + index[t] for t in heard[name]] for name in self.names])
-            return np.array(places, dtype=np.int64).reshape(len(rounds), len(self.learners), -1)
+            tables = [self._places(federation, r) for r in rounds for federation in range(len(self.engines))]
+            if len({table.shape for table in tables}) > 1:
+                raise ConfigError(f"run.engine: {RAGGED}; use 'local'")
+            return np.stack(tables).reshape(len(rounds), len(self.learners), -1)
 
-        return self.draws.get(key, compute, round)
+        return self.draws.get("teachers", compute, round)
+
+    def _places(self, federation: int, round: int) -> NDArray[np.int64]:
+        """The places of the teachers of a federation's members, `(nodes, teachers)`."""
+        roster = self.engines[federation].roster
+        graph = self.method.teachers(roster, round)
+        known = self._known_graphs.get(federation)
+        if known is None or known[0] is not graph:  # most methods give one object for all rounds
+            counts = {len(heard) for heard in graph.values()}
+            if len(counts) > 1:
+                raise ConfigError(f"run.engine: {RAGGED}; use 'local'")
+            offset = federation * len(self.names)
+            rows = [[offset + roster.index[teacher] for teacher in graph[name]] for name in self.names]
+            known = self._known_graphs[federation] = (graph, np.array(rows, dtype=np.int64))
+        return known[1]
 
     def _public_for(self, group: StackedLearner) -> Callable[[str, int, int], Samples]:
         """What a group's members see of public data: their own batch, or that of their t-th teacher."""
@@ -218,6 +226,9 @@ class Formation:
             everybody = self._everybodys_batch(round, size)
             if owner == "own":
                 return everybody if alone else _members(everybody, group.places)
+            if owner in self.names:
+                federation = group.places.div(len(self.names), rounding_mode="floor")
+                return _members(everybody, federation * len(self.names) + self.names.index(owner))
             teachers = self._teachers(round)
             mine = teachers if alone else teachers.index_select(0, group.places)
             return _members(everybody, mine[:, int(owner.removeprefix("teacher "))])
@@ -248,8 +259,11 @@ class Formation:
 
     # What the trainers ask
 
-    def _collect(self, exchanges: Sequence[int]) -> None:
-        """Brings what was recorded to the host, and counts what was sent in these rounds."""
+    def _collect(self) -> None:
+        """Counts what was sent, and brings what was recorded to the host."""
+        for sent, rounds in self._recorder.exchanged():
+            self._sent = sent
+            self._count_traffic(sent, rounds)
         for (name, key), entries in self._recorder.records().items():
             holder = self._holders[name]
             assert isinstance(holder, StackedLearner)
@@ -258,11 +272,9 @@ class Formation:
                 federation, node = divmod(place, len(self.names))
                 into = self.records.setdefault(f"{federation}/{self.names[node]}", {}).setdefault(key, [])
                 into += [(round, row[column]) for (round, _), row in zip(entries, table, strict=True)]
-        if exchanges:
-            self._count_traffic(exchanges)
 
-    def _count_traffic(self, exchanges: Sequence[int]) -> None:
-        everybody, *answers = self._sent
+    def _count_traffic(self, sent: Sequence[Message], exchanges: Sequence[int]) -> None:
+        everybody, *answers = sent
         for engine in self.engines:
             if answers:
                 self._count_server(engine.ledger, everybody, answers, len(exchanges))
@@ -296,26 +308,31 @@ class Formation:
     def validate(self) -> list[int]:
         """How many validation samples each member gets right; computed once a round for all."""
         if self._validated[0] != self.round:
-            self._validated = (self.round, self._counts(lambda group: group.predict))
+            self._validated = (self.round, self._counts(lambda group: group.predict, True))
         return self._validated[1]
 
     def validate_views(self) -> dict[str, list[int]]:
         """As `validate`, for everything else that the method wants to be tested."""
         if self._viewed[0] != self.round:
             names = self.method.views(self.groups[0])
-            self._viewed = (self.round, {name: self._counts(partial(self._view, name)) for name in names})
+            self._viewed = (self.round, {name: self._counts(partial(self._view, name), False) for name in names})
         return self._viewed[1]
 
     def _view(self, name: str, group: StackedLearner) -> Callable[[Tensor], Tensor]:
         return self.method.views(group)[name]
 
-    def _counts(self, predictor: Callable[[StackedLearner], Callable[[Tensor], Tensor]]) -> list[int]:
+    def _counts(self, predictor: Callable[[StackedLearner], Callable[[Tensor], Tensor]], reported: bool) -> list[int]:
+        if self.stale:
+            self._load()
         counts = [0] * len(self.learners)
         for group in self.groups:
             validation = group.validation
             assert validation is not None
-            with group.showing(group.reported):
-                right = correct_count(predictor(group)(validation.inputs), validation.labels).tolist()
+            inputs, labels = (torch.split(part, EVALUATION_ROWS, 1) for part in (validation.inputs, validation.labels))
+            with group.showing(group.reported if reported else None), torch.no_grad():
+                predict = predictor(group)
+                parts = [correct_count(predict(x), y) for x, y in zip(inputs, labels, strict=True)]
+                right = torch.stack(parts).sum(0).tolist()
             for place, count in zip(group.places.tolist(), right, strict=True):
                 counts[place] = count
         return counts
@@ -338,14 +355,26 @@ class Formation:
 
     def save(self, federation: int) -> None:
         """Hands the learners and the server of a federation what is theirs."""
-        nodes = len(self.names)
+        if self.stale:
+            return  # they have it
         for group in self.groups:
-            group.save([i for i, place in enumerate(group.places.tolist()) if place // nodes == federation])
+            group.save(self._of(federation, group))
         self.server.save(federation)
+
+    def save_weights(self, federation: int) -> None:
+        """Hands the learners of a federation their models, whatever state a run that failed left the rest in."""
+        if not self.stale:
+            for group in self.groups:
+                StackedNetwork.save(group, self._of(federation, group))
+
+    def _of(self, federation: int, group: StackedLearner) -> list[int]:
+        """Which members of a group are of a federation."""
+        return [i for i, place in enumerate(group.places.tolist()) if place // len(self.names) == federation]
 
     def _load(self) -> None:
         """Stacks what learners and servers hold, after they were restored."""
         self.stale = False
+        self._validated, self._viewed = (-1, []), (-1, {})
         for group in self.groups:
             group.load()
         self.server.load()
@@ -505,7 +534,9 @@ class BatchedEngine(Engine):
         return self.inner.parameter_bytes
 
     def close(self) -> None:
-        """Gives the modules back."""
+        """Gives the modules back, with what they learned also if the run was cut short."""
+        if not self.inner._last:
+            self.formation.save_weights(self.place)
         self.inner.close()
 
 
@@ -520,13 +551,16 @@ def obstacle(engines: Sequence[LocalEngine]) -> str | None:
         return "nodes have public data of different sizes"
     if min(len(learner.private) for learner in learners) <= first.learners[0].batch_size:
         return "a node has less private data than a batch"
-    exchanging = next((round for round in range(1, first.rounds + 1) if first.method.exchanges(round)), None)
-    if exchanging and first.method.decentralised:
-        counts = {
-            len(heard) for engine in engines for heard in first.method.teachers(engine.roster, exchanging).values()
-        }
+    if any(engine.method != first.method for engine in engines):
+        return "the method fits the federations differently"
+    if len({len(learner.validation) for learner in learners if learner.validation is not None}) > 1:
+        return "the federations have validation data of different sizes"
+    if first.method.decentralised:
+        exchanging = islice((round for round in range(1, first.rounds + 1) if first.method.exchanges(round)), 64)
+        graphs = [first.method.teachers(engine.roster, round) for round in exchanging for engine in engines]
+        counts = {len(heard) for graph in graphs for heard in graph.values()}
         if len(counts) > 1 or counts == {0}:
-            return "nodes hear different numbers of teachers"
+            return RAGGED
     pools = {len(learner.private) for learner in learners}
     if len(pools) > 1 and "features" in first.method.sends:
         return "nodes send features of different numbers of samples"
@@ -539,7 +573,8 @@ def architectures_of(learners: Sequence[Learner]) -> list[list[Learner]]:
     for learner in learners:
         (layout,) = architectures([learner])
         trained = str([name for name, p in learner.module.named_parameters() if p.requires_grad])
-        groups.setdefault((str(learner.module), layout, trained), []).append(learner)
+        classes = str([type(module) for module in learner.module.modules()])
+        groups.setdefault((f"{learner.module} {classes}", layout, trained), []).append(learner)
     return list(groups.values())
 
 

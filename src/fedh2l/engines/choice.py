@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fedh2l.engines.base import Engine
 from fedh2l.engines.batched import BatchedEngine, obstacle
 from fedh2l.engines.local import LocalEngine
+from fedh2l.errors import ConfigError
 from fedh2l.federation import Federation
 
 log = logging.getLogger("fedh2l")
@@ -23,4 +24,10 @@ def engines_for(federations: Sequence[Federation]) -> list[Engine]:
     if settings.engine == "auto" and reason is not None:
         log.info("nodes are run one after the other, since %s", reason)
         return list(engines)
-    return list(BatchedEngine.of(engines))
+    try:
+        return list(BatchedEngine.of(engines))
+    except ConfigError as error:
+        if settings.engine == "batched":
+            raise
+        log.info("nodes are run one after the other: %s", error)
+        return list(engines)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedh2l.errors import MethodError
 from fedh2l.learner import seed_generators
 
 Compute = Callable[[Sequence[int]], NDArray[np.int64]]
@@ -30,6 +31,8 @@ class Tape:
     buffers: dict[Hashable, tuple[Tensor, Compute]] = field(default_factory=dict)
     filled: int = 0
     """The position at which the first round, which makes room, finds its draws."""
+    sealed: bool = False
+    """Whether the first round is done, so that there is room for no other draws."""
     seed: Callable[[int], int] | None = None
     """The seed of torch's own generator for a round, if the round asked for one."""
 
@@ -47,6 +50,11 @@ class Tape:
         lies in memory that other recordings use as well.
         """
         if key not in self.buffers:
+            if self.sealed:
+                raise MethodError(
+                    f"round {round} draws {key!r}, which the first round of its kind did not; tell such rounds apart "
+                    f"in kind_of_round"
+                )
             drawn = torch.from_numpy(compute([round]))
             buffer = torch.zeros(self.capacity, *drawn.shape[1:], dtype=torch.int64, device=self.counter.device)
             buffer[self.filled : self.filled + 1].copy_(drawn)
@@ -75,11 +83,15 @@ class Draws:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.tape: Tape | None = None
+        self.now = 0
+        """The round that is run."""
 
     def get(self, key: Hashable, compute: Compute, round: int) -> Tensor:
         """What is drawn at `round`; `key` tells the draws of a round apart."""
         assert self.tape is not None, "draws are for rounds"
-        return self.tape.read(key, compute, round)
+        ahead = round - self.now  # a late message speaks of an earlier round's batch
+        shifted = compute if ahead == 0 else lambda rounds: compute([r + ahead for r in rounds])
+        return self.tape.read((key, ahead), shifted, round if ahead == 0 else self.now)
 
     def seed(self, seed: Callable[[int], int], device: torch.device, round: int) -> None:
         """Seeds torch's own generator; a recorded round is seeded once, before it is repeated."""

@@ -7,20 +7,33 @@ and writes what it left in memories, optimiser states and reported weights back 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedh2l.engines.draws import Draws, Tape
 from fedh2l.engines.stacked import StackedLearner, StackedServer
+from fedh2l.errors import MethodError
 from fedh2l.learner import seed_generators
+from fedh2l.messages import Message
 from fedh2l.network import Network
 
 Path = tuple[str, ...]
 Holders = Mapping[str, StackedLearner | StackedServer]
 Records = dict[tuple[str, str], list[tuple[int, Tensor]]]
 """By holder and name, rounds and values `(members,)`."""
+
+
+class Slot(NamedTuple):
+    """A place where a tensor lives: whose and what it is, and of what kind."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
 
 CAPACITY = 64
 """How many rounds are prepared at a time."""
@@ -31,48 +44,48 @@ class Residence:
 
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
-        self.tensors: dict[Path, Tensor] = {}
+        self.tensors: dict[Slot, Tensor] = {}
 
-    def paths(self) -> frozenset[Path]:
+    def slots(self) -> frozenset[Slot]:
         """What there is at present; rounds that find the same do the same."""
-        return frozenset(path for path, _ in self._leaves())
+        return frozenset(_slot(path, tensor) for path, tensor in self._leaves())
 
     def settle(self) -> None:
         """Moves what a round left behind to its place."""
-        found = dict(self._leaves())
-        homes = {tensor.data_ptr() for tensor in self.tensors.values()}
+        found = {_slot(path, tensor): tensor for path, tensor in self._leaves()}
+        homes = {tensor.untyped_storage().data_ptr() for tensor in self.tensors.values()}
         moved = {
-            path: tensor.clone() if tensor.data_ptr() in homes else tensor
-            for path, tensor in found.items()
-            if tensor is not self.tensors.get(path)
+            slot: tensor.clone() if tensor.untyped_storage().data_ptr() in homes else tensor
+            for slot, tensor in found.items()
+            if tensor is not self.tensors.get(slot)
         }
-        for path, tensor in moved.items():
-            if path in self.tensors and self.tensors[path].shape == tensor.shape:
-                self.tensors[path].copy_(tensor)
+        for slot, tensor in moved.items():
+            if slot in self.tensors:
+                self.tensors[slot].copy_(tensor)
             else:
-                self.tensors[path] = tensor.clone()
+                self._check(slot)
+                self.tensors[slot] = tensor.clone()
         self.restore(frozenset(found))
 
-    def restore(self, paths: frozenset[Path]) -> None:
+    def _check(self, slot: Slot) -> None:
+        """What is remembered of stacked nodes is remembered of each."""
+        holder = self.holders[slot.path[0]]
+        if slot.shape[:1] != (len(holder.members),):
+            raise MethodError(
+                f"'{slot.path[-1]}' in {slot.path[1]} has shape {slot.shape}; of {len(holder.members)} stacked nodes "
+                f"it needs a leading dimension of nodes"
+            )
+
+    def restore(self, slots: frozenset[Slot]) -> None:
         """Gives every holder the tensors at these places, and no others."""
+        paths = {slot.path: self.tensors[slot] for slot in slots}
         for name, holder in self.holders.items():
-            holder.memory = self._at(paths, (name, "memory"))
+            holder.memory = _at(paths, (name, "memory"))
             if isinstance(holder, StackedLearner):
-                holder.reported = self._at(paths, (name, "reported")) or None
-                self._restore_states(paths, (name, "own"), holder)
+                holder.reported = _at(paths, (name, "reported")) or None
+                _restore_states(paths, (name, "own"), holder)
             for key, network in holder.networks.items():
-                self._restore_states(paths, (name, f"network-{key}"), network)
-
-    def _restore_states(self, paths: frozenset[Path], at: Path, network: Network) -> None:
-        states: dict[str, dict[str, Tensor]] = {}
-        for path in paths:
-            if path[: len(at)] == at:
-                phase, name = path[len(at) :]
-                states.setdefault(phase, {})[name] = self.tensors[path]
-        network.optimizer_states = states
-
-    def _at(self, paths: frozenset[Path], at: Path) -> dict[str, Tensor]:
-        return {path[-1]: self.tensors[path] for path in paths if path[: len(at)] == at}
+                _restore_states(paths, (name, f"network-{key}"), network)
 
     def _leaves(self) -> Iterator[tuple[Path, Tensor]]:
         for name, holder in self.holders.items():
@@ -92,10 +105,12 @@ class Recording:
 
     tape: Tape
     graph: torch.cuda.CUDAGraph | None = None
-    after: frozenset[Path] = frozenset()
+    after: frozenset[Slot] = frozenset()
     """What there is when it is done."""
     log: dict[str, tuple[list[str], Tensor]] = field(default_factory=dict)
     """By holder, the names of what it records, and the values `(capacity, names, members)`."""
+    sent: tuple[Message, ...] = ()
+    """What crosses in it: the message of all nodes as one, then the server's answers; only their sizes count."""
     random: bool = True
     """Whether it draws from torch's own generator (dropout)."""
     rounds: list[tuple[int, int]] = field(default_factory=list)
@@ -117,22 +132,28 @@ class Recording:
 class Recorder:
     """Runs rounds: the first of each kind as it is, the second while recording it, all others by repeating it."""
 
-    def __init__(self, holders: Holders, draws: Draws, body: Callable[[int], None], records: bool) -> None:
+    def __init__(
+        self, holders: Holders, draws: Draws, body: Callable[[int], tuple[Message, ...]], records: bool
+    ) -> None:
         self.residence = Residence(holders)
-        self.recordings: dict[tuple[object, frozenset[Path]], Recording] = {}
+        self.recordings: dict[tuple[object, frozenset[Slot]], Recording] = {}
         self._holders, self._draws, self._body = holders, draws, body
         self._device = draws.device
         self._pool = torch.cuda.graph_pool_handle() if records else None
         self.residence.settle()
 
-    def run(self, kinds: Sequence[tuple[int, object]], keep_going: Callable[[int], bool]) -> int:
-        """Runs rounds of these kinds, at most `CAPACITY`; returns the last one done."""
-        paths = self.residence.paths()
+    def run(self, kinds: Sequence[tuple[int, object]], keep_going: Callable[[int], bool]) -> tuple[int, bool]:
+        """Runs rounds of these kinds, at most `CAPACITY`; returns the last one done, and whether to go on."""
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            return self._run(kinds, keep_going)
+
+    def _run(self, kinds: Sequence[tuple[int, object]], keep_going: Callable[[int], bool]) -> tuple[int, bool]:
+        slots = self.residence.slots()
         ready: set[object] = set()
         positions = _positions(kinds)
         done = kinds[0][0] - 1
         for round, kind in kinds:
-            key = (kind, paths)
+            key = (kind, slots)
             recording = self.recordings.get(key)
             if recording is None:
                 recording = self.recordings[key] = Recording(Tape.empty(CAPACITY, self._device))
@@ -140,6 +161,7 @@ class Recorder:
                 recording.tape.counter.fill_(positions[round])
                 self._perform(recording, round)
                 recording.random = self._drew()
+                recording.tape.sealed = True
             else:
                 if key not in ready:
                     ready.add(key)
@@ -147,13 +169,13 @@ class Recorder:
                 recording.tape.counter.fill_(positions[round])
                 self._repeat(recording, round)
             recording.rounds.append((round, positions[round]))
-            if recording.after != paths:
-                paths = recording.after
-                self.residence.restore(paths)
+            if recording.after != slots:
+                slots = recording.after
+                self.residence.restore(slots)
             done = round
             if not keep_going(round):
-                break
-        return done
+                return done, False
+        return done, True
 
     def prepare(self, kinds: Sequence[tuple[int, object]]) -> None:
         """Computes what rounds to come will draw, for those kinds of which the last block had some."""
@@ -185,14 +207,14 @@ class Recorder:
     def _perform(self, recording: Recording, round: int) -> None:
         """One round, from its draws to its log, run or recorded."""
         tape = recording.tape
-        self._draws.tape = tape
+        self._draws.tape, self._draws.now = tape, round
         try:
-            self._body(round)
+            recording.sent = self._body(round)
         finally:
             self._draws.tape = None
         self._write_log(recording)
         self.residence.settle()
-        recording.after = self.residence.paths()
+        recording.after = self.residence.slots()
 
     def _write_log(self, recording: Recording) -> None:
         for name, records in self._take_records().items():
@@ -204,7 +226,20 @@ class Recorder:
             if name not in recording.log:
                 room = torch.zeros(CAPACITY, *table.shape, dtype=torch.float64, device=table.device)
                 recording.log[name] = (list(records), room)
+            if recording.log[name][0] != list(records):
+                raise MethodError(
+                    f"a round records {', '.join(records)}, the first of its kind {', '.join(recording.log[name][0])}; "
+                    f"tell such rounds apart in kind_of_round"
+                )
             recording.log[name][1].index_copy_(0, recording.tape.counter, table.unsqueeze(0))
+
+    def exchanged(self) -> list[tuple[tuple[Message, ...], list[int]]]:
+        """What crossed since the records were last read, and in which rounds."""
+        return [
+            (recording.sent, [round for round, _ in recording.rounds])
+            for recording in self.recordings.values()
+            if recording.sent and recording.rounds
+        ]
 
     def records(self) -> Records:
         """What was recorded since the last call, round by round, on the host."""
@@ -230,3 +265,20 @@ def _positions(kinds: Sequence[tuple[int, object]]) -> dict[int, int]:
         positions[round] = seen.get(kind, 0)
         seen[kind] = positions[round] + 1
     return positions
+
+
+def _slot(path: Path, tensor: Tensor) -> Slot:
+    return Slot(path, tuple(tensor.shape), tensor.dtype)
+
+
+def _at(paths: Mapping[Path, Tensor], at: Path) -> dict[str, Tensor]:
+    return {path[-1]: paths[path] for path in sorted(paths) if path[: len(at)] == at}
+
+
+def _restore_states(paths: Mapping[Path, Tensor], at: Path, network: Network) -> None:
+    states: dict[str, dict[str, Tensor]] = {}
+    for path in sorted(paths):
+        if path[: len(at)] == at:
+            phase, name = path[len(at) :]
+            states.setdefault(phase, {})[name] = paths[path]
+    network.optimizer_states = states

@@ -11,11 +11,11 @@ from torch import Tensor
 from fedh2l.domain import Samples
 from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.crew import Crew
-from fedh2l.errors import DivergedError, MessageError
+from fedh2l.errors import DivergedError
 from fedh2l.learner import Learner
 from fedh2l.ledger import Ledger
 from fedh2l.messages import SERVER, Message, Posteriors
-from fedh2l.methods.base import Method
+from fedh2l.methods.base import Method, check_declared
 from fedh2l.metrics import count_correct
 from fedh2l.roster import Roster
 from fedh2l.server import Server
@@ -70,10 +70,10 @@ class LocalEngine(Engine):
         for name, heard in teachers.items():
             for teacher in heard:
                 receivers.setdefault(teacher, []).append(name)
-        sent = self._emit([learner for learner in self.learners if learner.name in receivers], round)
+        sent = self._emit(self.learners, round)
         self._receive({name: [sent[teacher] for teacher in heard] for name, heard in teachers.items()}, round)
         for sender, message in sent.items():
-            self.ledger.count(message, receivers[sender])
+            self.ledger.count(message, receivers.get(sender, []))  # one that nobody hears need not be sent
 
     def _consult_server(self, round: int) -> None:
         """Nodes hear what a server makes of what all of them sent."""
@@ -106,8 +106,7 @@ class LocalEngine(Engine):
             batch = learner.public_batch(learner.name, message.round, rows)
             message.check_shape(len(batch), learner.classes)
             labels = batch.labels
-        if message.kind not in self.method.sends:
-            raise MessageError(f"{self.method.title} sends {message.kind}, which it does not declare in `sends`")
+        check_declared(self.method, message)
         self._flag(message, labels)
 
     def _flag(self, message: Message, labels: Tensor | None = None) -> None:

@@ -6,6 +6,7 @@ a run begins or resumes, and written back to them when it is saved or ends.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch.func import functional_call, vmap
 from fedh2l.domain import Samples
 from fedh2l.engines.convolutions import AsMatrices
 from fedh2l.engines.draws import Draws
+from fedh2l.errors import ConfigError, MethodError
 from fedh2l.learner import Learner, Pool
 from fedh2l.network import Network
 from fedh2l.sampling import PrivatePurpose, draw_block, shuffle_block, stream_key, torch_seed
@@ -94,18 +96,21 @@ class StackedNetwork(Network):
     def _call(self, inputs: Tensor, how: Mapping[str, Any]) -> Tensor:
         parameters = dict(zip(self._names, self._leaves, strict=True))
 
-        def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-            output: Tensor = functional_call(self.module, tensors, (x,), dict(how))
-            return output
-
         tensors = {**parameters, **self.rest}
         if self.stackable:
+
+            def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+                output: Tensor = functional_call(self.module, tensors, (x,), dict(how))
+                return output
+
             with AsMatrices():
-                output: Tensor = vmap(one, randomness="different")(tensors, inputs)
-            return output
+                said: Tensor = vmap(one, randomness="different")(tensors, inputs)
+            return said
         outputs = []
-        for place in range(len(self.members)):
-            outputs.append(one({name: tensor[place] for name, tensor in tensors.items()}, inputs[place]))
+        for place, member in enumerate(self.members):
+            member.module.train(self.module.training)
+            own = {name: tensor[place] for name, tensor in tensors.items()}
+            outputs.append(functional_call(member.module, own, (inputs[place],), dict(how)))
         return torch.stack(outputs)
 
     def try_stacking(self, inputs: Tensor) -> None:
@@ -123,13 +128,30 @@ class StackedNetwork(Network):
             except Exception:  # whatever a user's layers may do
                 self.stackable = False
             else:
-                self.stackable = False
+                self.stackable = False  # members may look alike and yet compute something else
                 one_by_one = self.predict(inputs)
                 self.stackable = torch.allclose(as_one, one_by_one, rtol=1e-3, atol=1e-4)
+        self._check_buffers(inputs, rest)
         if inputs.is_cuda:
             self.recordable = self._never_waits(inputs)
         for name, value in rest.items():
             self.rest[name].copy_(value)
+
+    @torch.no_grad()
+    def _check_buffers(self, inputs: Tensor, before: Mapping[str, Tensor]) -> None:
+        """Refuses models that put new tensors in the place of their buffers, which would be lost here."""
+        if not self.rest:
+            return
+        for name, value in before.items():
+            self.rest[name].copy_(value)
+        self.logits(inputs)
+        own = copy.deepcopy(self.members[0].module).train()
+        own(inputs[0])
+        after = dict(own.named_buffers())
+        if any(not torch.allclose(self.rest[name][0].double(), b.double(), rtol=1e-3) for name, b in after.items()):
+            raise ConfigError(
+                "run.engine: 'batched' cannot run models that replace their buffers rather than write to them"
+            )
 
     def _never_waits(self, inputs: Tensor) -> bool:
         """Whether a step of these models reads nothing on the host."""
@@ -138,7 +160,7 @@ class StackedNetwork(Network):
             torch.cuda.set_sync_debug_mode("error")
         try:
             self.gradient(self.logits(inputs).sum((-2, -1)))
-        except RuntimeError:
+        except Exception:  # whatever a user's layers may do
             return False
         finally:
             torch.cuda.set_sync_debug_mode("default")
@@ -146,12 +168,17 @@ class StackedNetwork(Network):
 
     def gradient(self, loss: Tensor) -> Tensor:
         """The gradients of losses `(members,)`, one row a member."""
+        if loss.shape != self.vector.shape[:1]:
+            raise MethodError(
+                f"a loss of {len(self.vector)} stacked nodes has shape {tuple(loss.shape)}, one each was expected: "
+                f"reduce with mean(-1) rather than mean()"
+            )
         parts = torch.autograd.grad(loss.sum(), self._leaves, materialize_grads=True)
-        return torch.cat([part.flatten(1) for part in parts], 1)
+        return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
 
     def shared(self) -> Tensor:
         """What parameter averaging exchanges, one row a member."""
-        return torch.cat([self.vector, *(buffer.flatten(1) for buffer in self._averaged())], -1)
+        return torch.cat([self.vector, *(buffer.reshape(len(buffer), -1) for buffer in self._averaged())], -1)
 
     @torch.no_grad()
     def adopt(self, vector: Tensor) -> None:
@@ -168,14 +195,14 @@ class Store:
     """All samples of a run in one tensor, so that a batch of many nodes is one look-up."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, tuple[int, Samples]] = {}
+        self._parts: dict[tuple[int, int], tuple[int, Samples]] = {}
         self._size = 0
         self.inputs = torch.empty(0)
         self.labels = torch.empty(0)
 
     def add(self, samples: Samples) -> NDArray[np.int64]:
         """Where these samples are; the same ones are kept once."""
-        key = id(samples.labels)
+        key = (id(samples.inputs), id(samples.labels))
         if key not in self._parts:
             self._parts[key] = (self._size, samples)
             self._size += len(samples)
@@ -279,6 +306,18 @@ class StackedLearner(StackedNetwork, Learner):
 
         return self._draws.get(("local-batch", pool, id(self)), compute, round)
 
+    def draw(self, purpose: PrivatePurpose, round: int, population: int, count: int) -> Tensor:
+        """`count` of `population` indices of each member's own, `(members, count)`."""
+        if count >= population:
+            return torch.arange(population, device=self.vector.device).expand(len(self.members), -1)
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            keys = [self._key(member, purpose, r) for r in rounds for member in self.members]
+            drawn = draw_block([population] * len(keys), count, keys)
+            return drawn.reshape(len(rounds), len(self.members), -1)
+
+        return self._draws.get((purpose, population, count, id(self)), compute, round)
+
     def order(self, purpose: PrivatePurpose, round: int, count: int) -> Tensor:
         """All `count` indices in a random order of each member's own, `(members, count)`."""
 
@@ -381,11 +420,13 @@ class StackedServer(Server):
 
 
 def _stack(entries: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    if any(entry.keys() != entries[0].keys() for entry in entries):
+        raise ConfigError("run.engine: 'batched' needs nodes that remember the same things")
     return {name: torch.stack([entry[name] for entry in entries]) for name in entries[0]}
 
 
 def _stack_nested(entries: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
-    return {group: _stack([entry[group] for entry in entries]) for group in entries[0]}
+    return {group: _stack([entry.get(group, {}) for entry in entries]) for group in entries[0]}
 
 
 def _slice(entries: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import PrivateAttr
 from torch import Tensor
 
-from fedh2l.errors import ConfigError
+from fedh2l.errors import ConfigError, MessageError
 from fedh2l.learner import Learner, architectures
 from fedh2l.messages import Kind, Message
 from fedh2l.node import Node
@@ -123,7 +123,10 @@ class Method(Section):
         return None
 
     def complete(self, node: Learner, message: Message) -> None:
-        """Takes in the message of `closing`; done before every evaluation, and counted once."""
+        """Takes in the message of `closing`; done before every evaluation, and counted once.
+
+        It completes what is evaluated, and must change nothing that the next round depends on.
+        """
 
     def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """What else to test beside the node's model: functions from inputs to logits, by name."""
@@ -132,6 +135,12 @@ class Method(Section):
     def public_batch_rows(self, batch_size: int) -> int:
         """How many public samples a teaching signal speaks of, before the size of the public data limits it."""
         return batch_size
+
+
+def check_declared(method: Method, message: Message) -> None:
+    """Refuses a message of a kind that the method does not declare."""
+    if message.kind not in method.sends:
+        raise MessageError(f"{method.title} sends {message.kind}, which it does not declare in `sends`")
 
 
 def require_one_architecture(learners: Sequence[Learner], method: str, able: Sequence[str]) -> None:
