@@ -16,6 +16,7 @@ from fedh2l.federation import Federation
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.rundir import RunDirectory
 from fedh2l.trainer import Interrupted, Trainer, run_together
+from imitation import COUNTS, ImitatingRecorder
 
 LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]
 MIXED = [
@@ -120,6 +121,25 @@ def test_as_one_is_as_one_by_one(variant):
         assert one["round"] == two["round"]
         for name, values in one["nodes"].items():
             assert values == pytest.approx(two["nodes"][name], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "branching"])
+def test_recorded_rounds_are_as_rounds_that_are_run(variant, monkeypatch):
+    """As on a GPU: rounds repeat what was recorded, and nothing that was made while recording is relied on."""
+    changes = [*VARIANTS[variant], "run.rounds=24", "run.eval_every=8"]
+    expected = [Trainer(federation_of(seed, *changes, "run.engine=local")) for seed in (0, 1)]
+    monkeypatch.setattr("fedh2l.engines.batched.Recorder", ImitatingRecorder)
+    monkeypatch.setitem(COUNTS, "repeated", 0)
+    federations = [federation_of(seed, *changes, "run.engine=batched") for seed in (0, 1)]
+    recorded = [Trainer(f, engine=engine) for f, engine in zip(federations, engines_for(federations), strict=True)]
+    for got, trainer in zip(run_together(recorded), expected, strict=True):
+        result = got.to_dict()
+        result.pop("seconds")
+        assert_close_results(result, outcome(trainer))
+    for one, two in zip(expected, recorded, strict=True):
+        for a, b in zip(one.engine.learners, two.engine.learners, strict=True):
+            torch.testing.assert_close(a.parameters, b.parameters, rtol=0, atol=1e-9)
+    assert COUNTS["repeated"] >= 10
 
 
 class Listener(Callback):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 import fedh2l
 from conftest import blobs, tiny_net
 from fedh2l.engines.choice import engines_for
+from fedh2l.engines.graphs import Recorder
 from fedh2l.errors import ConfigError, MessageError, MethodError
 from fedh2l.federation import Federation
 from fedh2l.losses import cross_entropy
@@ -20,6 +23,7 @@ from fedh2l.optimizers import OptimizerSettings
 from fedh2l.rundir import RunDirectory
 from fedh2l.settings import RunSettings
 from fedh2l.trainer import Interrupted, Trainer, run_together
+from imitation import ImitatingRecorder
 
 
 def federation(nodes, method, engine: str, rounds: int = 20, **settings) -> Federation:
@@ -28,18 +32,20 @@ def federation(nodes, method, engine: str, rounds: int = 20, **settings) -> Fede
 
 
 def both(make_nodes, method, **settings) -> None:
-    """One after the other and as one: the same parameters, results and losses."""
+    """One after the other, as one, and as one with rounds recorded: the same parameters, results and bytes."""
     outcomes = []
-    for engine in ("local", "batched"):
-        trainer = Trainer(federation(make_nodes(), method, engine, **settings))
-        result = trainer.run().to_dict()
+    for engine, recorder in (("local", Recorder), ("batched", Recorder), ("batched", ImitatingRecorder)):
+        with patch("fedh2l.engines.batched.Recorder", recorder):
+            trainer = Trainer(federation(make_nodes(), method, engine, **settings))
+            result = trainer.run().to_dict()
         outcomes.append((result, [learner.parameters.clone() for learner in trainer.engine.learners]))
-    (one, first), (two, second) = outcomes
-    for a, b in zip(first, second, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
-    assert one["matrix"] == two["matrix"]
-    assert one["bytes"] == two["bytes"]
-    assert one["views"] == two["views"]
+    one, first = outcomes[0]
+    for two, second in outcomes[1:]:
+        for a, b in zip(first, second, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+        assert one["matrix"] == two["matrix"]
+        assert one["bytes"] == two["bytes"]
+        assert one["views"] == two["views"]
 
 
 def plain(count: int = 4):
