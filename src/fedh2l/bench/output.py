@@ -133,7 +133,7 @@ class Report:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(
             ["suite", "table", "row", "method", "node", "metric", "seeds", "mean", "deviation", "difference",
-             "interval_low", "interval_high", "paper", "bytes_per_round", "bytes_total"]
+             "interval_low", "interval_high", "paper", "bytes_per_round", "bytes_total", "bytes_multicast"]
         )  # fmt: skip
         for table in self.tables:
             for line in table.lines:
@@ -144,7 +144,7 @@ class Report:
                         writer.writerow(
                             [self.suite, table.title, line.label, line.method, node, metric, len(line.seeds),
                              summary.mean, _blank(summary.deviation), *_interval(difference), paper,
-                             line.bytes_per_round, line.bytes_total]
+                             line.bytes_per_round, line.bytes_total, line.bytes_multicast]
                         )  # fmt: skip
         return text.getvalue()
 
@@ -254,6 +254,7 @@ def _line_json(line: Line) -> dict[str, Any]:
         "difference": {metric: {"mean": d.mean, "half_width": d.half_width} for metric, d in line.difference.items()},
         "paper": dict(line.paper) if line.paper else None,
         "bytes_per_round": line.bytes_per_round,
+        "bytes_multicast": line.bytes_multicast,
         "bytes_total": line.bytes_total,
         "conflict_rate": line.conflict_rate,
         "seconds": line.seconds,

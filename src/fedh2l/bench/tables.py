@@ -33,6 +33,9 @@ class Line:
     views: dict[str, Metrics] = field(default_factory=dict)
     bytes_per_round: float = 0.0
     bytes_total: float = 0.0
+    """With a copy for each receiver."""
+    bytes_multicast: float = 0.0
+    """With each message once, however many receive it."""
     conflict_rate: float = 0.0
     seconds: float = 0.0
     difference: dict[str, Difference] = field(default_factory=dict)
@@ -96,6 +99,7 @@ def _summed_up(label: str, row: Row, results: list[dict[str, Any]]) -> Line:
         views={view: _metrics([result["views"][view] for result in results]) for view in views},
         bytes_per_round=fmean(result["bytes"]["per_round"] for result in results),
         bytes_total=fmean(result["bytes"]["total"] for result in results),
+        bytes_multicast=fmean(result["bytes"]["multicast"] for result in results),
         conflict_rate=fmean(result["conflict_rate"] for result in results),
         seconds=fmean(result["seconds"] for result in results),
         paper=row.paper,
