@@ -287,7 +287,8 @@ def test_validation_data_chooses_between_settings(tmp_path):
             node = {"name": "a", "model": "m", "ACC": test, "WDP": test, "CDP": test, "round": 1,
                     "validation": validation, "last": scores(1, 1, 1)}  # fmt: skip
             result = {"seed": cell.seed, "nodes": [node], "average": scores(test, test, test), "last": scores(1, 1, 1),
-                      "bytes": {"total": 10, "per_round": 1.0, "multicast": 5}, "conflict_rate": 0.0, "seconds": 1.0}  # fmt: skip
+                      "bytes": {"total": 10, "per_round": 1.0, "multicast": 5}, "conflict_rate": 0.0,
+                      "seconds": 1.0}  # fmt: skip
             cell.path(tmp_path).mkdir(parents=True)
             (cell.path(tmp_path) / "result.json").write_text(json.dumps(result))
             if choice == "K = 2":  # before all choices are there, none is shown
