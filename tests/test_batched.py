@@ -128,7 +128,7 @@ def test_recorded_rounds_are_as_rounds_that_are_run(variant, monkeypatch):
     """As on a GPU: rounds repeat what was recorded, and nothing that was made while recording is relied on."""
     changes = [*VARIANTS[variant], "run.rounds=24", "run.eval_every=8"]
     expected = [Trainer(federation_of(seed, *changes, "run.engine=local")) for seed in (0, 1)]
-    monkeypatch.setattr("fedh2l.engines.batched.Recorder", ImitatingRecorder)
+    monkeypatch.setattr("fedh2l.engines.formation.Recorder", ImitatingRecorder)
     monkeypatch.setitem(COUNTS, "repeated", 0)
     federations = [federation_of(seed, *changes, "run.engine=batched") for seed in (0, 1)]
     recorded = [Trainer(f, engine=engine) for f, engine in zip(federations, engines_for(federations), strict=True)]

@@ -35,7 +35,7 @@ def both(make_nodes, method, **settings) -> None:
     """One after the other, as one, and as one with rounds recorded: the same parameters, results and bytes."""
     outcomes = []
     for engine, recorder in (("local", Recorder), ("batched", Recorder), ("batched", ImitatingRecorder)):
-        with patch("fedh2l.engines.batched.Recorder", recorder):
+        with patch("fedh2l.engines.formation.Recorder", recorder):
             trainer = Trainer(federation(make_nodes(), method, engine, **settings))
             result = trainer.run().to_dict()
         outcomes.append((result, [learner.parameters.clone() for learner in trainer.engine.learners]))

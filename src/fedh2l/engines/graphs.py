@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedh2l.engines.draws import Draws, Tape
-from fedh2l.engines.stacked import StackedLearner, StackedServer
+from fedh2l.engines.stacked_nodes import StackedLearner, StackedServer
 from fedh2l.errors import MethodError
 from fedh2l.learner import seed_generators
 from fedh2l.messages import Message

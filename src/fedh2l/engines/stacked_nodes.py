@@ -1,0 +1,245 @@
+"""Many nodes as one: learners and servers with a leading dimension, and the interface that methods know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedh2l.domain import Samples
+from fedh2l.engines.draws import Draws
+from fedh2l.engines.stacked import StackedNetwork, stack, take_member
+from fedh2l.learner import Learner, Pool
+from fedh2l.sampling import PrivatePurpose, draw_block, shuffle_block, stream_key, torch_seed
+from fedh2l.server import Server
+
+
+class Store:
+    """All samples of a run in one tensor, so that a batch of many nodes is one look-up."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[int, int], tuple[int, Samples]] = {}
+        self._size = 0
+        self.inputs = torch.empty(0)
+        self.labels = torch.empty(0)
+
+    def add(self, samples: Samples) -> NDArray[np.int64]:
+        """Where these samples are; the same ones are kept once."""
+        key = (id(samples.inputs), id(samples.labels))
+        if key not in self._parts:
+            self._parts[key] = (self._size, samples)
+            self._size += len(samples)
+        start, _ = self._parts[key]
+        return np.arange(start, start + len(samples))
+
+    def close(self) -> None:
+        """Puts everything in its place, once all is added."""
+        parts = [samples for _, samples in self._parts.values()]
+        self.inputs = torch.cat([part.inputs for part in parts])
+        self.labels = torch.cat([part.labels for part in parts])
+
+    def take(self, rows: Tensor) -> Samples:
+        """Samples at places `(…)`, in that shape."""
+        flat = rows.reshape(-1)
+        inputs = self.inputs.index_select(0, flat).view(*rows.shape, *self.inputs.shape[1:])
+        return Samples(inputs, self.labels.index_select(0, flat).view(rows.shape))
+
+
+class StackedLearner(StackedNetwork, Learner):
+    """Nodes with models of one architecture, of one federation or of several that run side by side.
+
+    `places` are their places among all members of the run. What is "own" or "the t-th teacher" differs from member to
+    member, so names of owners and senders are such words here.
+    """
+
+    members: list[Learner]  # type: ignore[assignment]
+
+    def __init__(self, members: Sequence[Learner], places: Sequence[int], store: Store, draws: Draws) -> None:
+        StackedNetwork.__init__(self, members)
+        first = members[0]
+        self.name = "own"
+        self.classes, self.batch_size = first.classes, first.batch_size
+        self.seed_set = first.seed_set
+        self.places = torch.tensor(places, device=self.vector.device)
+        self.records = {}
+        self.public: Callable[[str, int, int], Samples]  # set by the engine, which knows who is taught by whom
+        self._store, self._draws = store, draws
+        self._tables: dict[Pool, tuple[Tensor, list[int]]] = {}
+        self._materialised: dict[Pool, Samples] = {}
+        for member in members:  # what may be asked for later must be in the store before it is closed
+            store.add(member.private)
+            for part in member.seed_set.parts.values():
+                store.add(part)
+        validation = [member.validation for member in members]
+        self._validation_rows = [store.add(samples) for samples in validation if samples is not None]
+
+    def load(self) -> None:
+        """Stacks what the members hold."""
+        super().load()
+        self.memory = stack([member.memory for member in self.members])
+        self.reported = stack([member.reported or {} for member in self.members]) or None
+        self.best = stack([member.best or {} for member in self.members]) or None
+        networks = self.members[0].networks
+        self.networks = {name: StackedNetwork([m.networks[name] for m in self.members]) for name in networks}
+
+    def save(self, places: Sequence[int]) -> None:
+        """Hands the members at these places what is theirs; what was recorded is the engine's to hand out."""
+        super().save(places)
+        for network in self.networks.values():
+            assert isinstance(network, StackedNetwork)
+            network.save(places)
+        for place in places:
+            member = self.members[place]
+            member.memory = take_member(self.memory, place)
+            member.reported = take_member(self.reported, place) if self.reported else None
+            member.best = take_member(self.best, place) if self.best else None
+
+    def keep_best(self, which: Tensor) -> None:
+        """Remembers the reported weights of the members where `which` `(members,)` is true."""
+        present = self.reported or self.weights()
+        if self.best is None:
+            self.best = {name: value.clone() for name, value in present.items()}
+            return
+        for name, value in self.best.items():
+            mask = which.view(-1, *(1,) * (value.dim() - 1))
+            self.best[name] = torch.where(mask, present[name], value)
+
+    @property
+    def validation(self) -> Samples | None:  # type: ignore[override]
+        """Everybody's validation data, each member that of its own federation."""
+        if "validation" not in self.__dict__:
+            rows = torch.from_numpy(np.stack(self._validation_rows)).to(self.vector.device)
+            self.__dict__["validation"] = self._store.take(rows)
+        found: Samples = self.__dict__["validation"]
+        return found
+
+    def local_batch(self, round: int, pool: Pool) -> Samples:
+        """The batches of a round, `(members, batch_size, …)`."""
+        table, _ = self._table(pool)
+        return self._store.take(table.gather(1, self.local_indices(round, pool)))
+
+    def local_indices(self, round: int, pool: Pool) -> Tensor:
+        """Where in their local pools the batches of a round are, `(members, batch_size)`."""
+        _, sizes = self._table(pool)
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            keys = [self._key(member, "local-batch", r) for r in rounds for member in self.members]
+            drawn = draw_block(sizes * len(rounds), min(self.batch_size, min(sizes)), keys)
+            return drawn.reshape(len(rounds), len(self.members), -1)
+
+        return self._draws.get(("local-batch", pool, id(self)), compute, round)
+
+    def draw(self, purpose: PrivatePurpose, round: int, population: int, count: int) -> Tensor:
+        """`count` of `population` indices of each member's own, `(members, count)`."""
+        if count >= population:
+            return torch.arange(population, device=self.vector.device).expand(len(self.members), -1)
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            keys = [self._key(member, purpose, r) for r in rounds for member in self.members]
+            drawn = draw_block([population] * len(keys), count, keys)
+            return drawn.reshape(len(rounds), len(self.members), -1)
+
+        return self._draws.get((purpose, population, count, id(self)), compute, round)
+
+    def order(self, purpose: PrivatePurpose, round: int, count: int) -> Tensor:
+        """All `count` indices in a random order of each member's own, `(members, count)`."""
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            keys = [self._key(member, purpose, r) for r in rounds for member in self.members]
+            return shuffle_block(count, keys).reshape(len(rounds), len(self.members), -1)
+
+        return self._draws.get((purpose, count, id(self)), compute, round)
+
+    def pool(self, kind: Pool) -> Samples:
+        """The local pools, `(members, n, …)`; they must be of one size."""
+        if kind not in self._materialised:
+            table, sizes = self._table(kind)
+            assert len(set(sizes)) == 1, "local pools of different sizes cannot be stacked"
+            self._materialised[kind] = self._store.take(table)
+        return self._materialised[kind]
+
+    def public_batch(self, owner: str, round: int, size: int) -> Samples:
+        """The public batches of a round: each member's own, or those of each member's t-th teacher."""
+        return self.public(owner, round, size)
+
+    def public_subset(self, round: int, size: int) -> Samples:
+        """Samples of everybody's public data, each member that of its own federation."""
+        table, sizes = self._table("all-public")
+        count = min(sizes)
+        if size >= count:
+            return self.pool("all-public")
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            keys = [stream_key("alignment", m.seed_set.seed, "", r) for r in rounds for m in self.members]
+            return draw_block(sizes * len(rounds), size, keys).reshape(len(rounds), len(self.members), -1)
+
+        return self._store.take(table.gather(1, self._draws.get(("alignment", size, id(self)), compute, round)))
+
+    def seed_torch(self, purpose: PrivatePurpose, round: int) -> None:
+        """Addresses what the models draw from torch's own generator, by the first member's secret."""
+        first = self.members[0]
+        self._draws.seed(lambda r: torch_seed(purpose, first._secret, first.name, r), self.vector.device, round)
+
+    def _table(self, kind: Pool) -> tuple[Tensor, list[int]]:
+        """Where in the store the pools are, `(members, largest)`, and how large each is."""
+        if kind not in self._tables:
+            rows = [self._rows(member, kind) for member in self.members]
+            sizes = [len(row) for row in rows]
+            table = np.zeros((len(rows), max(sizes)), dtype=np.int64)
+            for place, row in enumerate(rows):
+                table[place, : len(row)] = row
+            self._tables[kind] = (torch.from_numpy(table).to(self.vector.device), sizes)
+        return self._tables[kind]
+
+    def _rows(self, member: Learner, kind: Pool) -> NDArray[np.int64]:
+        public = member.seed_set.parts
+        parts = {
+            "private": [member.private],
+            "private+own-public": [member.private, public[member.name]],
+            "private+all-public": [member.private, *public.values()],
+            "all-public": list(public.values()),
+        }[kind]
+        return np.concatenate([self._store.add(part) for part in parts])
+
+    @staticmethod
+    def _key(member: Learner, purpose: PrivatePurpose, round: int) -> int:
+        return stream_key(purpose, member._secret, member.name, round)
+
+
+class StackedServer(Server):
+    """The servers of several federations that run side by side."""
+
+    def __init__(self, members: Sequence[Server], draws: Draws) -> None:
+        self.members = list(members)
+        self.roster, self.optimizer, self.device = members[0].roster, members[0].optimizer, members[0].device
+        self._draws = draws
+        self.load()
+
+    def load(self) -> None:
+        """Stacks what the members hold."""
+        self.memory = stack([member.memory for member in self.members])
+        names = self.members[0].networks
+        self.networks = {name: StackedNetwork([m.networks[name] for m in self.members]) for name in names}
+
+    def save(self, place: int) -> None:
+        """Hands the member at this place what is its own."""
+        for network in self.networks.values():
+            assert isinstance(network, StackedNetwork)
+            network.save([place])
+        self.members[place].memory = take_member(self.memory, place)
+
+    def order(self, address: str, round: int, count: int) -> Tensor:
+        """All `count` indices in the random order that belongs to an address at a round, `(members, count)`."""
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            keys = [stream_key("server-batch", m.roster.seed, address, r) for r in rounds for m in self.members]
+            return shuffle_block(count, keys).reshape(len(rounds), len(self.members), -1)
+
+        return self._draws.get(("server-batch", address, count), compute, round)
+
+    def seed_torch(self, round: int) -> None:
+        """By the first federation's seed."""
+        self._draws.seed(lambda r: torch_seed("torch-server", self.roster.seed, "", r), self.device, round)
