@@ -7,20 +7,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from fedh2l.bench.cells import Cell, Place, run_cells, units
 from fedh2l.callbacks import Callback
 from fedh2l.settings import CORES, available_cores
+from fedh2l.signals import on_interrupt
 from fedh2l.trainer import Interrupted
 
 POLL = 0.25
@@ -65,7 +64,7 @@ class Runner:
             ProcessPoolExecutor(
                 self.jobs, self._context, _start_worker, (self._stop, self._rounds, os.getpid(), self.jobs)
             ) as pool,
-            self._stop_on_signal(outcome),
+            on_interrupt(lambda: self._interrupt(outcome)),
         ):
             waiting: dict[Future[dict[Cell, str]], list[Cell]] = {
                 pool.submit(_run_unit, unit, self.out, self.device): unit for unit in units(cells, self.device)
@@ -87,22 +86,10 @@ class Runner:
                         future.cancel()
         return outcome
 
-    @contextmanager
-    def _stop_on_signal(self, outcome: Outcome) -> Iterator[None]:
-        """Lets running cells save themselves on Ctrl-C or SIGTERM; a second one ends everything at once."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if outcome.interrupted:
-                raise KeyboardInterrupt
-            outcome.interrupted = True
-            self._stop.set()
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _interrupt(self, outcome: Outcome) -> None:
+        """Lets running cells save themselves."""
+        outcome.interrupted = True
+        self._stop.set()
 
 
 _worker: dict[str, Any] = {}

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -21,6 +17,7 @@ from fedh2l.reporting.progress import LiveProgress
 from fedh2l.reporting.tables import result_table, traffic
 from fedh2l.result import Result
 from fedh2l.rundir import RunDirectory
+from fedh2l.signals import on_interrupt
 from fedh2l.toml import to_toml
 from fedh2l.trainer import Interrupted, Trainer
 
@@ -89,8 +86,10 @@ def _train(trainer: Trainer) -> Result:
     assert trainer.directory is not None
     progress = LiveProgress(err)
     trainer.callbacks = [progress]
+    asked: list[bool] = []
+    trainer.stop = lambda: bool(asked)  # at the next whole round
     try:
-        with _stop_on_signal(trainer):
+        with on_interrupt(lambda: asked.append(True)):
             return trainer.run()
     except Interrupted as stopped:
         progress.close()
@@ -100,22 +99,3 @@ def _train(trainer: Trainer) -> Result:
         raise typer.Exit(130) from None
     finally:
         progress.close()
-
-
-@contextmanager
-def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
-    """Ends the training at the next whole round on Ctrl-C or SIGTERM; a second Ctrl-C ends it at once."""
-    asked: list[int] = []
-    trainer.stop = lambda: bool(asked)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
