@@ -60,12 +60,7 @@ def test_dropout_and_resume(federation, tmp_path, engine):
     resumed = Trainer(federation(*changes), RunDirectory.open(tmp_path / "run"))
     assert resumed.resume()
     assert resumed.round == 7
-    matrix = resumed.run().matrix
-    if engine == "local":
-        assert matrix == whole.matrix
-    else:  # what is recorded when differs, and with it what dropout draws
-        assert all(
-            abs(a - b) < 40
-            for one, two in zip(matrix, whole.matrix, strict=True)
-            for a, b in zip(one, two, strict=True)
-        )
+    again = resumed.run()
+    assert (again.bytes, again.rounds) == (whole.bytes, whole.rounds)
+    if engine == "local":  # the other records rounds at other times, and dropout may then draw otherwise
+        assert again.matrix == whole.matrix
