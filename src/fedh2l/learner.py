@@ -87,15 +87,18 @@ class Learner(Network):
     def pool(self, kind: Pool) -> Samples:
         """What this node trains on locally: private data, then public data in roster order."""
         if kind not in self._pools:
-            public = self.seed_set.parts
-            parts = {
-                "private": [self.private],
-                "private+own-public": [self.private, public[self.name]],
-                "private+all-public": [self.private, *public.values()],
-                "all-public": list(public.values()),
-            }[kind]
-            self._pools[kind] = Samples.concatenate(parts)
+            self._pools[kind] = Samples.concatenate(self.parts_of(kind))
         return self._pools[kind]
+
+    def parts_of(self, kind: Pool) -> list[Samples]:
+        """The sets of samples that a local pool consists of, in order."""
+        public = self.seed_set.parts
+        return {
+            "private": [self.private],
+            "private+own-public": [self.private, public[self.name]],
+            "private+all-public": [self.private, *public.values()],
+            "all-public": list(public.values()),
+        }[kind]
 
     def public_batch(self, owner: str, round: int, size: int) -> Samples:
         """The batch of a round from the public data of `owner`, the same for everybody."""

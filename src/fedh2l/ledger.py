@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedh2l.messages import Message
+from fedh2l.messages import SERVER, Message
+from fedh2l.topology import Graph
 
 
 class Ledger:
@@ -25,11 +26,24 @@ class Ledger:
         """With headers, a copy per receiver."""
         return sum(self.edges.values())
 
-    def count(self, message: Message, receivers: Sequence[str]) -> None:
-        """One message, delivered to each of `receivers`."""
-        self.add(message.sender, receivers, message, 1)
+    def heard(self, graph: Graph, like: Callable[[str], Message], times: int = 1) -> None:
+        """So many exchanges in which everybody heard whom `graph` says; `like` gives a message of a sender's size."""
+        receivers: dict[str, list[str]] = {}
+        for name, teachers in graph.items():
+            for teacher in teachers:
+                receivers.setdefault(teacher, []).append(name)
+        for sender, names in receivers.items():
+            self.add(sender, names, like(sender), times)
 
-    def add(self, sender: str, receivers: Sequence[str], like: Message, times: int) -> None:
+    def answered(self, answers: Mapping[str, Message], times: int = 1) -> None:
+        """So many answers of a server to each node; one that is the same for several is one message."""
+        together: dict[int, list[str]] = {}
+        for name, answer in answers.items():
+            together.setdefault(id(answer), []).append(name)
+        for names in together.values():
+            self.add(SERVER, names, answers[names[0]], times)
+
+    def add(self, sender: str, receivers: Sequence[str], like: Message, times: int = 1) -> None:
         """So many messages of one sender, each as large as `like`, delivered to each of `receivers`."""
         size = like.encoded_size * times
         for receiver in receivers:

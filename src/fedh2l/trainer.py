@@ -13,7 +13,6 @@ import torch
 from fedh2l.callbacks import Callback
 from fedh2l.checkpoints import Checkpoint
 from fedh2l.clock import Clock
-from fedh2l.domain import Samples
 from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.choice import engines_for
 from fedh2l.errors import DivergedError, RunError
@@ -72,7 +71,7 @@ class Trainer:
         domains = [node.domain for node in federation.nodes]
         self.save_models = True
         """Whether a run directory gets each node's models."""
-        self._validation = Samples.concatenate([domain.validation for domain in domains]).to(device, dtype)
+        self._validation_size = sum(len(domain.validation) for domain in domains)
         self._tests = [domain.test.to(device, dtype) for domain in domains]
         self._clock = Clock()
         self._last_checkpoint: Path | None = None
@@ -144,7 +143,7 @@ class Trainer:
         nodes = {}
         for name in self.federation.roster.names:
             nodes[name] = {
-                "validation_ACC": 100 * counts[name] / len(self._validation),
+                "validation_ACC": 100 * counts[name] / self._validation_size,
                 "best_round": self.best[name][1],
                 **{key: fmean(values) for key, values in sorted(series[name].items())},
             }
@@ -197,7 +196,7 @@ class Trainer:
             counts["last"],
             totals,
             rounds[selection],
-            [100 * right / len(self._validation) for right in self._validated(selection)],
+            [100 * right / self._validation_size for right in self._validated(selection)],
         )
         averages, averages_last = summarise(nodes)
         result = Result(

@@ -7,14 +7,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from fedh2l.domain import Samples
+from fedh2l.errors import DivergedError
 from fedh2l.ledger import Ledger
+from fedh2l.messages import SERVER
 
 Which = Literal["best", "last"]
+
+
+class Fault(NamedTuple):
+    """Something unsound that happened; the earliest is the one to tell."""
+
+    round: int
+    order: float
+    """When within a round: 0 the local step, 1 a message, 1.5 the server's answer, 2 the mutual step, 3 its end."""
+    who: str
+    what: str
+
+
+def raise_earliest(faults: Sequence[Fault]) -> None:
+    """Raises `DivergedError` for the earliest of these, if there is any."""
+    if faults:
+        first = min(faults)
+        who = "the server" if first.who == SERVER else f"node '{first.who}'"
+        raise DivergedError(f"{who}, round {first.round}: {first.what}")
 
 
 class Engine(ABC):

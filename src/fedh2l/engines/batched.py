@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from fedh2l.domain import Samples
-from fedh2l.engines.base import Engine, Which
-from fedh2l.engines.formation import ANSWER, FAULT, RAGGED, Formation
+from fedh2l.engines.base import Engine, Fault, Which, raise_earliest
+from fedh2l.engines.classroom import RAGGED
+from fedh2l.engines.formation import ANSWER, FAULT, Formation
 from fedh2l.engines.local import LocalEngine
-from fedh2l.errors import ConfigError, DivergedError
+from fedh2l.errors import ConfigError
 from fedh2l.messages import SERVER
-from fedh2l.methods.base import Method
 
 
 class BatchedEngine(Engine):
@@ -53,26 +53,25 @@ class BatchedEngine(Engine):
 
     def verify(self) -> None:
         """Looks through what was recorded, and at the parameters."""
-        found: list[tuple[int, float, str, str]] = []
+        found: list[Fault] = []
         sound = self.formation.sound()
         for offset, (name, records) in enumerate(self._records().items()):
             if not sound[self._first + offset]:
-                found.append((self.formation.round, 3, name, "its parameters are not finite"))
+                found.append(Fault(self.formation.round, 3, name, "its parameters are not finite"))
             for key, entries in records.items():
                 for round, value in entries:
                     if key in (FAULT, ANSWER):
                         if value:
-                            kind = self.formation._sent[0 if key == FAULT else 1]
+                            kind = self.formation.sent[0 if key == FAULT else 1]
                             who, order = (name, 1.0) if key == FAULT else (SERVER, 1.5)
-                            found.append((round, order, who, f"it sent {kind.FAULTS[int(value) - 1]}"))
+                            found.append(Fault(round, order, who, f"it sent {kind.FAULTS[int(value) - 1]}"))
                     elif not np.isfinite(value):
-                        found.append((round, 0 if key.startswith("local") else 2, name, f"its {key} is not finite"))
+                        found.append(
+                            Fault(round, 0 if key.startswith("local") else 2, name, f"its {key} is not finite")
+                        )
             records.pop(FAULT, None)
             records.pop(ANSWER, None)
-        if found:
-            round, _, node, what = min(found)
-            who = "the server" if node == SERVER else f"node '{node}'"
-            raise DivergedError(f"{who}, round {round}: {what}")
+        raise_earliest(found)
 
     def series(self) -> dict[str, dict[str, list[float]]]:
         """What each node recorded since the last call."""
@@ -83,20 +82,13 @@ class BatchedEngine(Engine):
         return collected
 
     def complete(self, count: bool) -> None:
-        """By the learners themselves, where a method asks for it."""
-        if self._completes:
-            self.formation.save(self.place)
-            self.inner._round_done = self.formation.round
-            self.inner.complete(count)
-
-    @property
-    def _completes(self) -> bool:
-        return type(self.method).closing is not Method.closing
+        """For all federations at once; each counts its own."""
+        message = self.formation.complete()
+        if message is not None and count:
+            self.ledger.add(SERVER, self.formation.names, message)
 
     def validate(self) -> dict[str, int]:
         """This federation's share of what all get right."""
-        if self._completes:
-            return self.inner.validate()
         counts = self.formation.validate()
         return {name: counts[self._first + i] for i, name in enumerate(self.formation.names)}
 
@@ -119,23 +111,12 @@ class BatchedEngine(Engine):
 
     def keep_best(self, names: Iterable[str]) -> None:
         """In the stack."""
-        wanted = set(names)
-        if self._completes:
-            self.inner.keep_best(wanted)
-            for group in self.formation.groups:
-                group.best = {
-                    key: torch.stack([(m.best or m.weights())[key] for m in group.members])
-                    for key in group.members[0].weights()
-                }
-        else:
-            self.formation.keep_best({self._first + self.inner.roster.index[name] for name in wanted})
+        self.formation.keep_best({self._first + self.inner.roster.index[name] for name in names})
 
     def select(self, which: Which) -> None:
         """By the learners themselves, after the last round."""
         if not self.inner._last:
             self.formation.save(self.place)
-            if self._completes:
-                self.inner.complete(count=False)
         self.inner.select(which)
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:

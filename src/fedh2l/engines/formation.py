@@ -6,31 +6,28 @@ and of teachers, drawn by address.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedh2l.domain import Samples
+from fedh2l.engines.classroom import Classroom
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.graphs import CAPACITY, Recorder
 from fedh2l.engines.local import LocalEngine
 from fedh2l.engines.stacked import StackedNetwork
 from fedh2l.engines.stacked_nodes import StackedLearner, StackedServer, Store
-from fedh2l.errors import ConfigError
 from fedh2l.learner import Learner, architectures
-from fedh2l.ledger import Ledger
 from fedh2l.losses import correct_count
 from fedh2l.messages import SERVER, Message, Posteriors
 from fedh2l.methods.base import Method, check_declared
 from fedh2l.metrics import EVALUATION_ROWS
-from fedh2l.sampling import draw_block, stream_key
-from fedh2l.topology import Graph
 
-RAGGED = "nodes hear different numbers of teachers"
+T = TypeVar("T")
+
 FAULT = "fault of the message"
 """Under which the flags of what nodes sent are recorded."""
 ANSWER = "fault of the answer"
@@ -60,16 +57,14 @@ class Formation:
             **{f"group-{i}": group for i, group in enumerate(self.groups)},
             SERVER: self.server,
         }
-        self._public = {learner: self.store.add(learner.seed_set.parts[learner.name]) for learner in self.learners}
-        self._public_table = torch.from_numpy(np.stack(list(self._public.values()))).to(self.device)
-        self._sent: tuple[Message, ...] = ()
-        self._known_graphs: dict[int, tuple[Graph, NDArray[np.int64]]] = {}
-        self._this_round: dict[tuple[str, int, int], Tensor | Samples] = {}
-        """What several ask for in one round: who teaches whom, and everybody's public batch."""
-        self._validated: tuple[int, list[int]] = (-1, [])
-        self._viewed: tuple[int, dict[str, list[int]]] = (-1, {})
+        self.sent: tuple[Message, ...] = ()
+        """What crossed in the last exchange, for its kinds and sizes."""
+        self._known: dict[str, tuple[int, Any]] = {}
+        rosters = [engine.roster for engine in engines]
+        self._classroom = Classroom(self.method, rosters, self.learners, self.store, self.draws)
         for group in self.groups:
-            group.public = self._public_for(group)
+            group.find_validation()
+            group.public = self._classroom.batches_for(group.places, len(self.groups) == 1)
         self._recorder = self._new_recorder()
 
     def _groups(self) -> list[StackedLearner]:
@@ -117,7 +112,7 @@ class Formation:
 
     def _body(self, round: int) -> tuple[Message, ...]:
         """One round of all nodes; returns what crossed: the message of all nodes as one, and a server's answers."""
-        self._this_round.clear()
+        self._classroom.new_round()
         for group in self.groups:
             group.seed_torch("torch-local", round)
             self.method.local_step(group, round)
@@ -141,7 +136,7 @@ class Formation:
     def _exchange(self, sent: Sequence[Message], round: int) -> tuple[Message, ...]:
         """Nodes hear each other: the t-th message of an inbox comes from each member's t-th teacher."""
         everybody = self._in_order(sent)
-        teachers = self._teachers(round)
+        teachers = self._classroom.teachers(round)
         for group in self.groups:
             heard = teachers.index_select(0, group.places)
             inbox = []
@@ -183,85 +178,12 @@ class Formation:
         tensors = [torch.cat(list(part)).index_select(0, order) for part in parts]
         return sent[0].assemble("everybody", sent[0].round, tensors, sent[0].flagged)
 
-    def _teachers(self, round: int) -> Tensor:
-        """The places of each member's teachers, `(members, teachers)`."""
-        key = ("teachers", round, 0)
-        if key not in self._this_round:
-            self._this_round[key] = self._draw_teachers(round)
-        found = self._this_round[key]
-        assert isinstance(found, Tensor)
-        return found
-
-    def _draw_teachers(self, round: int) -> Tensor:
-
-        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
-            tables = [self._places(federation, r) for r in rounds for federation in range(len(self.engines))]
-            if len({table.shape for table in tables}) > 1:
-                raise ConfigError(f"run.engine: {RAGGED}; use 'local'")
-            return np.stack(tables).reshape(len(rounds), len(self.learners), -1)
-
-        return self.draws.get("teachers", compute, round)
-
-    def _places(self, federation: int, round: int) -> NDArray[np.int64]:
-        """The places of the teachers of a federation's members, `(nodes, teachers)`."""
-        roster = self.engines[federation].roster
-        graph = self.method.teachers(roster, round)
-        known = self._known_graphs.get(federation)
-        if known is None or known[0] is not graph:  # most methods give one object for all rounds
-            counts = {len(heard) for heard in graph.values()}
-            if len(counts) > 1:
-                raise ConfigError(f"run.engine: {RAGGED}; use 'local'")
-            offset = federation * len(self.names)
-            rows = [[offset + roster.index[teacher] for teacher in graph[name]] for name in self.names]
-            known = self._known_graphs[federation] = (graph, np.array(rows, dtype=np.int64))
-        return known[1]
-
-    def _public_for(self, group: StackedLearner) -> Callable[[str, int, int], Samples]:
-        """What a group's members see of public data: their own batch, or that of their t-th teacher."""
-
-        alone = len(self.groups) == 1
-
-        def public(owner: str, round: int, size: int) -> Samples:
-            everybody = self._everybodys_batch(round, size)
-            if owner == "own":
-                return everybody if alone else _members(everybody, group.places)
-            if owner in self.names:
-                federation = group.places.div(len(self.names), rounding_mode="floor")
-                return _members(everybody, federation * len(self.names) + self.names.index(owner))
-            teachers = self._teachers(round)
-            mine = teachers if alone else teachers.index_select(0, group.places)
-            return _members(everybody, mine[:, int(owner.removeprefix("teacher "))])
-
-        return public
-
-    def _everybodys_batch(self, round: int, size: int) -> Samples:
-        """The public batches of all members, `(members, size, …)`."""
-        key = ("public batch", round, size)
-        if key not in self._this_round:
-            self._this_round[key] = self.store.take(self._public_rows(round, size))
-        found = self._this_round[key]
-        assert isinstance(found, Samples)
-        return found
-
-    def _public_rows(self, round: int, size: int) -> Tensor:
-        """Where in the store everybody's public batch of a round is, `(members, size)`."""
-        population = self._public_table.shape[1]
-        if size >= population:
-            return self._public_table
-
-        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
-            keys = [stream_key("public-batch", m.seed_set.seed, m.name, r) for r in rounds for m in self.learners]
-            drawn = draw_block([population] * len(keys), size, keys)
-            return drawn.reshape(len(rounds), len(self.learners), size)
-
-        return self._public_table.gather(1, self.draws.get(("public-batch", size), compute, round))
-
     # What the trainers ask
 
     def _collect(self) -> None:
         """Counts what was sent, and brings what was recorded to the host."""
         for sent, rounds in self._recorder.exchanged():
-            self._sent = sent
+            self.sent = sent
             self._count_traffic(sent, rounds)
         for (name, key), entries in self._recorder.records().items():
             holder = self._holders[name]
@@ -272,50 +194,50 @@ class Formation:
                 into = self.records.setdefault(f"{federation}/{self.names[node]}", {}).setdefault(key, [])
                 into += [(round, row[column]) for (round, _), row in zip(entries, table, strict=True)]
 
-    def _count_traffic(self, sent: Sequence[Message], exchanges: Sequence[int]) -> None:
+    def _count_traffic(self, sent: Sequence[Message], rounds: Sequence[int]) -> None:
         everybody, *answers = sent
         for engine in self.engines:
+            ledger = engine.ledger
             if answers:
-                self._count_server(engine.ledger, everybody, answers, len(exchanges))
-                continue
-            for graph, times in self._graphs(engine, exchanges):
-                receivers: dict[str, list[str]] = {}
-                for name, heard in graph.items():
-                    for teacher in heard:
-                        receivers.setdefault(teacher, []).append(name)
-                for sender, names in receivers.items():
-                    engine.ledger.add(sender, names, everybody, times)
+                for name in self.names:
+                    ledger.add(name, [SERVER], everybody, len(rounds))
+                ledger.answered(dict(zip(self.names, answers, strict=True)), len(rounds))
+            else:
+                graphs = [self.method.teachers(engine.roster, round) for round in rounds]
+                counts = Counter(map(id, graphs))  # most methods give one object for all rounds
+                for graph in {id(graph): graph for graph in graphs}.values():
+                    ledger.heard(graph, lambda _: everybody, counts[id(graph)])
 
-    def _graphs(
-        self, engine: LocalEngine, exchanges: Sequence[int]
-    ) -> Iterable[tuple[Mapping[str, tuple[str, ...]], int]]:
-        """Who heard whom in these rounds, and in how many of them."""
-        graphs = [self.method.teachers(engine.roster, round) for round in exchanges]
-        if all(graph is graphs[0] for graph in graphs):
-            return [(graphs[0], len(graphs))]
-        return [(graph, 1) for graph in graphs]
+    def complete(self) -> Message | None:
+        """Brings what servers still hold of the nodes' models to them; returns what that sends to each node."""
+        return self._once("complete", self._complete)
 
-    def _count_server(self, ledger: Ledger, everybody: Message, answers: Sequence[Message], times: int) -> None:
-        together: dict[int, list[str]] = {}
-        for name, answer in zip(self.names, answers, strict=True):
-            ledger.add(name, [SERVER], everybody, times)
-            together.setdefault(id(answer), []).append(name)
-        for name, answer in zip(self.names, answers, strict=True):
-            if together[id(answer)][0] == name:
-                ledger.add(SERVER, together[id(answer)], answer, times)
+    def _complete(self) -> Message | None:
+        if self.stale:
+            self._load()
+        message = self.method.closing(self.server, self.round)
+        if message is not None:
+            for group in self.groups:
+                whose = group.places.div(len(self.names), rounding_mode="floor")
+                tensors = [tensor.index_select(0, whose) for tensor in message.tensors()]
+                self.method.complete(group, message.assemble(SERVER, self.round, tensors, message.flagged))
+        return message
 
     def validate(self) -> list[int]:
-        """How many validation samples each member gets right; computed once a round for all."""
-        if self._validated[0] != self.round:
-            self._validated = (self.round, self._counts(lambda group: group.predict, True))
-        return self._validated[1]
+        """How many validation samples each member gets right."""
+        return self._once("validate", lambda: self._counts(lambda group: group.predict, True))
 
     def validate_views(self) -> dict[str, list[int]]:
         """As `validate`, for everything else that the method wants to be tested."""
-        if self._viewed[0] != self.round:
-            names = self.method.views(self.groups[0])
-            self._viewed = (self.round, {name: self._counts(partial(self._view, name), False) for name in names})
-        return self._viewed[1]
+        names = self.method.views(self.groups[0])
+        return self._once("views", lambda: {name: self._counts(partial(self._view, name), False) for name in names})
+
+    def _once(self, what: str, compute: Callable[[], T]) -> T:
+        """What every trainer asks after a round is computed for all of them when the first one asks."""
+        if what not in self._known or self._known[what][0] != self.round:
+            self._known[what] = (self.round, compute())
+        found: T = self._known[what][1]
+        return found
 
     def _view(self, name: str, group: StackedLearner) -> Callable[[Tensor], Tensor]:
         return self.method.views(group)[name]
@@ -345,6 +267,9 @@ class Formation:
 
     def sound(self) -> list[bool]:
         """Whether each member's parameters are finite."""
+        return self._once("sound", self._sound)
+
+    def _sound(self) -> list[bool]:
         found = [True] * len(self.learners)
         for group in self.groups:
             finite = torch.isfinite(group.parameters).all(-1).tolist()
@@ -373,7 +298,7 @@ class Formation:
     def _load(self) -> None:
         """Stacks what learners and servers hold, after they were restored."""
         self.stale = False
-        self._validated, self._viewed = (-1, []), (-1, {})
+        self._known.clear()
         for group in self.groups:
             group.load()
         self.server.load()
@@ -389,11 +314,6 @@ def architectures_of(learners: Sequence[Learner]) -> list[list[Learner]]:
         classes = str([type(module) for module in learner.module.modules()])
         groups.setdefault((f"{learner.module} {classes}", layout, trained), []).append(learner)
     return list(groups.values())
-
-
-def _members(samples: Samples, places: Tensor) -> Samples:
-    """The samples of these members, `(places, rows, …)`."""
-    return Samples(samples.inputs.index_select(0, places), samples.labels.index_select(0, places))
 
 
 def _first_fault(message: Message, labels: Tensor | None) -> Tensor:

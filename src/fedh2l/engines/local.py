@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fedh2l.domain import Samples
-from fedh2l.engines.base import Engine, Which
+from fedh2l.engines.base import Engine, Fault, Which, raise_earliest
 from fedh2l.engines.crew import Crew
-from fedh2l.errors import DivergedError
 from fedh2l.learner import Learner
 from fedh2l.ledger import Ledger
 from fedh2l.messages import SERVER, Message, Posteriors
@@ -66,37 +65,29 @@ class LocalEngine(Engine):
     def _exchange(self, round: int) -> None:
         """Nodes hear each other."""
         teachers = self.method.teachers(self.roster, round)
-        receivers: dict[str, list[str]] = {}
-        for name, heard in teachers.items():
-            for teacher in heard:
-                receivers.setdefault(teacher, []).append(name)
-        sent = self._emit(self.learners, round)
+        sent = self._emit(round)
         self._receive({name: [sent[teacher] for teacher in heard] for name, heard in teachers.items()}, round)
-        for sender, message in sent.items():
-            self.ledger.count(message, receivers.get(sender, []))  # one that nobody hears need not be sent
+        self.ledger.heard(teachers, lambda sender: sent[sender])
 
     def _consult_server(self, round: int) -> None:
         """Nodes hear what a server makes of what all of them sent."""
-        sent = self._emit(self.learners, round)
+        sent = self._emit(round)
         messages = [sent[name] for name in self.roster.names]
         self.server.seed_torch(round)
         answers = self.method.aggregate(self.server, messages, round)
         self._receive({name: [answers[name]] for name in self.roster.names}, round)
         for message in messages:
-            self.ledger.count(message, [SERVER])
-        together: dict[int, list[str]] = {}
-        for name in self.roster.names:
-            together.setdefault(id(answers[name]), []).append(name)
-        for names in together.values():
-            self._flag(answers[names[0]])
-            self.ledger.count(answers[names[0]], names)
+            self.ledger.add(message.sender, [SERVER], message)
+        self.ledger.answered({name: answers[name] for name in self.roster.names})
+        for answer in {id(answer): answer for answer in answers.values()}.values():
+            self._flag(answer)
 
-    def _emit(self, senders: Sequence[Learner], round: int) -> dict[str, Message]:
-        """What these nodes send."""
-        messages = self._crew.each("torch-emit", round, lambda sender: self.method.emit(sender, round), senders)
-        for sender, message in zip(senders, messages, strict=True):
+    def _emit(self, round: int) -> dict[str, Message]:
+        """What all nodes send."""
+        messages = self._crew.each("torch-emit", round, lambda node: self.method.emit(node, round), self.learners)
+        for sender, message in zip(self.learners, messages, strict=True):
             self._accept(sender, message)
-        return {sender.name: message for sender, message in zip(senders, messages, strict=True)}
+        return {sender.name: message for sender, message in zip(self.learners, messages, strict=True)}
 
     def _accept(self, learner: Learner, message: Message) -> None:
         """Holds a message to the same rules as a network would; its flags are read at the next `verify`."""
@@ -123,26 +114,25 @@ class LocalEngine(Engine):
 
     def verify(self) -> None:
         """Reads all losses and flags at once, so that no round waits for the device."""
-        found: list[tuple[int, float, str, str]] = []
+        found: list[Fault] = []
         for learner in self.learners:
             if not bool(torch.isfinite(learner.parameters).all()):
-                found.append((self._round_done, 3, learner.name, "its parameters are not finite"))
+                found.append(Fault(self._round_done, 3, learner.name, "its parameters are not finite"))
             for name, entries in learner.records.items():
                 finite = torch.isfinite(torch.stack([value for _, value in entries])).tolist()
                 if not all(finite):
                     order = 0 if name.startswith("local") else 2  # a message comes between the two steps
-                    found.append((entries[finite.index(False)][0], order, learner.name, f"its {name} is not finite"))
+                    found.append(
+                        Fault(entries[finite.index(False)][0], order, learner.name, f"its {name} is not finite")
+                    )
         if self._flags and bool(torch.cat([flags for _, flags in self._flags]).any()):
             for message, flags in self._flags:
                 if bool(flags.any()):
                     reason = message.FAULTS[flags.tolist().index(True)]
                     when = 1.5 if message.sender == SERVER else 1  # its answer follows from what nodes sent
-                    found.append((message.round, when, message.sender, f"it sent {reason}"))
+                    found.append(Fault(message.round, when, message.sender, f"it sent {reason}"))
         self._flags = []
-        if found:
-            round, _, node, what = min(found)
-            who = "the server" if node == SERVER else f"node '{node}'"
-            raise DivergedError(f"{who}, round {round}: {what}")
+        raise_earliest(found)
 
     def series(self) -> dict[str, dict[str, list[float]]]:
         """What each node recorded since the last call, scalar by scalar."""
@@ -163,7 +153,7 @@ class LocalEngine(Engine):
         for learner in self.learners:
             self.method.complete(learner, message)
         if count:
-            self.ledger.count(message, self.roster.names)
+            self.ledger.add(SERVER, self.roster.names, message)
 
     def validate(self) -> dict[str, int]:
         """Evaluates model after model."""

@@ -1,4 +1,4 @@
-"""Convolutions of stacked networks as matrix products.
+"""Layers of stacked networks as plain matrix products.
 
 `torch.func.vmap` turns the convolutions of many networks into one grouped convolution, which cuDNN then runs group
 after group. For the small images that are worth stacking, gathering every window in a matrix and multiplying all of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedh2l.engines.convolutions import AsMatrices
+from fedh2l.engines.matrices import AsMatrices
 from fedh2l.errors import ConfigError, MethodError
 from fedh2l.network import Network
 
@@ -25,7 +25,7 @@ class StackedNetwork(Network):
 
     def __init__(self, members: Sequence[Network]) -> None:
         first = members[0]
-        self.members: list[Network] = list(members)
+        self.members: Sequence[Network] = tuple(members)
         self.module = first.module
         self.optimizer = first.optimizer
         self._plain_modes, self._modules = first._plain_modes, first._modules

@@ -55,7 +55,7 @@ class StackedLearner(StackedNetwork, Learner):
     member, so names of owners and senders are such words here.
     """
 
-    members: list[Learner]  # type: ignore[assignment]
+    members: Sequence[Learner]
 
     def __init__(self, members: Sequence[Learner], places: Sequence[int], store: Store, draws: Draws) -> None:
         StackedNetwork.__init__(self, members)
@@ -107,14 +107,10 @@ class StackedLearner(StackedNetwork, Learner):
             mask = which.view(-1, *(1,) * (value.dim() - 1))
             self.best[name] = torch.where(mask, present[name], value)
 
-    @property
-    def validation(self) -> Samples | None:  # type: ignore[override]
-        """Everybody's validation data, each member that of its own federation."""
-        if "validation" not in self.__dict__:
-            rows = torch.from_numpy(np.stack(self._validation_rows)).to(self.vector.device)
-            self.__dict__["validation"] = self._store.take(rows)
-        found: Samples = self.__dict__["validation"]
-        return found
+    def find_validation(self) -> None:
+        """Takes everybody's validation data from the closed store, each member that of its own federation."""
+        rows = torch.from_numpy(np.stack(self._validation_rows)).to(self.vector.device)
+        self.validation = self._store.take(rows)
 
     def local_batch(self, round: int, pool: Pool) -> Samples:
         """The batches of a round, `(members, batch_size, …)`."""
@@ -186,23 +182,13 @@ class StackedLearner(StackedNetwork, Learner):
     def _table(self, kind: Pool) -> tuple[Tensor, list[int]]:
         """Where in the store the pools are, `(members, largest)`, and how large each is."""
         if kind not in self._tables:
-            rows = [self._rows(member, kind) for member in self.members]
+            rows = [np.concatenate([self._store.add(p) for p in member.parts_of(kind)]) for member in self.members]
             sizes = [len(row) for row in rows]
             table = np.zeros((len(rows), max(sizes)), dtype=np.int64)
             for place, row in enumerate(rows):
                 table[place, : len(row)] = row
             self._tables[kind] = (torch.from_numpy(table).to(self.vector.device), sizes)
         return self._tables[kind]
-
-    def _rows(self, member: Learner, kind: Pool) -> NDArray[np.int64]:
-        public = member.seed_set.parts
-        parts = {
-            "private": [member.private],
-            "private+own-public": [member.private, public[member.name]],
-            "private+all-public": [member.private, *public.values()],
-            "all-public": list(public.values()),
-        }[kind]
-        return np.concatenate([self._store.add(part) for part in parts])
 
     @staticmethod
     def _key(member: Learner, purpose: PrivatePurpose, round: int) -> int:
