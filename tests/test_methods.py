@@ -1,4 +1,4 @@
-"""The methods that FedH2L is compared with: each learns, sends what it is counted for, and refuses what it cannot do."""
+"""The methods that FedH2L is compared with: each learns, sends what is counted, and refuses what it cannot do."""
 
 from __future__ import annotations
 
