@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fedh2l.messages import SERVER, Message
 from fedh2l.topology import Graph
+
+
+class Weighed(Protocol):
+    """A message, or what is known of one: how large it is."""
+
+    @property
+    def encoded_size(self) -> int:
+        """Bytes of the byte form."""
+
+    @property
+    def payload_size(self) -> int:
+        """Bytes with no header."""
 
 
 class Ledger:
@@ -26,7 +38,7 @@ class Ledger:
         """With headers, a copy per receiver."""
         return sum(self.edges.values())
 
-    def heard(self, graph: Graph, like: Callable[[str], Message], times: int = 1) -> None:
+    def heard(self, graph: Graph, like: Callable[[str], Weighed], times: int = 1) -> None:
         """So many exchanges in which everybody heard whom `graph` says; `like` gives a message of a sender's size."""
         receivers: dict[str, list[str]] = {}
         for name, teachers in graph.items():
@@ -43,7 +55,7 @@ class Ledger:
         for names in together.values():
             self.add(SERVER, names, answers[names[0]], times)
 
-    def add(self, sender: str, receivers: Sequence[str], like: Message, times: int = 1) -> None:
+    def add(self, sender: str, receivers: Sequence[str], like: Weighed, times: int = 1) -> None:
         """So many messages of one sender, each as large as `like`, delivered to each of `receivers`."""
         size = like.encoded_size * times
         for receiver in receivers:

@@ -115,7 +115,7 @@ class BatchedEngine(Engine):
 
     def select(self, which: Which) -> None:
         """By the learners themselves, after the last round."""
-        if not self.inner._last:
+        if not self.inner.residents.selected:
             self.formation.save(self.place)
         self.inner.select(which)
 
@@ -157,7 +157,7 @@ class BatchedEngine(Engine):
 
     def close(self) -> None:
         """Gives the modules back, with what they learned also if the run was cut short."""
-        if not self.inner._last:
+        if not self.inner.residents.selected:
             self.formation.save_weights(self.place)
         self.inner.close()
 
