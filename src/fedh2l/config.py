@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
@@ -20,9 +20,9 @@ from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.plugins import is_path, search
 from fedh2l.section import Section
-from fedh2l.settings import RunSettings
+from fedh2l.settings import RaySettings, RunSettings
 
-SECTIONS = ("run", "data", "method", "optimizer", "nodes")
+SECTIONS = ("run", "data", "method", "optimizer", "ray", "nodes")
 FROM_PYTHON = "python"
 """`data.name` of a run whose data was handed over in Python."""
 
@@ -38,6 +38,9 @@ class NodeSettings(Section):
     domain: str | None = Field(None, description="the domain it holds; the one of the node's name if not given")
     model: str = Field("lenet", description="a built-in model, or package.module:factory")
     model_args: dict[str, Any] = Field({}, description="arguments of the model")
+    resources: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
+        None, description="what it asks a Ray cluster for: num_cpus, num_gpus, memory, or others of the cluster's own"
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Config:
     method: Method
     optimizer: OptimizerSettings
     nodes: tuple[NodeSettings, ...]
+    ray: RaySettings = field(default_factory=RaySettings)
 
     @property
     def data_name(self) -> str:
@@ -67,8 +71,8 @@ class Config:
                     f"nodes.{place}.{key}: there is no domain '{domain}' in {self.data_name}."
                     f"{did_you_mean(domain, domains)}"
                 )
-            nodes.append(Node(node.name, node.model, domains[domain], node.model_args))
-        return Federation(nodes, self.method, self.run, self.optimizer)
+            nodes.append(Node(node.name, node.model, domains[domain], node.model_args, node.resources or {}))
+        return Federation(nodes, self.method, self.run, self.optimizer, self.ray)
 
     def sections(self) -> Raw:
         """Plain values, section by section."""
@@ -78,6 +82,7 @@ class Config:
             "data": {"name": self.data_name, **data},
             "method": {"name": self.method.title, **self.method.model_dump()},
             "optimizer": self.optimizer.model_dump(),
+            **({"ray": self.ray.model_dump()} if self.run.engine == "ray" else {}),
             "nodes": [node.model_dump() for node in self.nodes],
         }
 
@@ -112,6 +117,7 @@ def load_config(
         make_method(raw.get("method", {})),
         OptimizerSettings.read(raw.get("optimizer", {}), "optimizer"),
         nodes,
+        RaySettings.read(raw.get("ray", {}), "ray"),
     )
     return config, notices
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -19,7 +19,7 @@ from fedh2l.optimizers import OptimizerSettings
 from fedh2l.roster import Roster
 from fedh2l.sampling import node_secret
 from fedh2l.seedset import SeedSet
-from fedh2l.settings import RunSettings, resolve_device
+from fedh2l.settings import RaySettings, RunSettings, resolve_device
 
 log = logging.getLogger("fedh2l")
 
@@ -32,6 +32,7 @@ class Federation:
     method: Method
     settings: RunSettings
     optimizer: OptimizerSettings
+    ray: RaySettings = field(default_factory=RaySettings)
 
     def __post_init__(self) -> None:
         self.method.check(self.roster)

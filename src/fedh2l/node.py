@@ -26,6 +26,8 @@ class Node:
     model: str | Callable[..., nn.Module] | nn.Module
     domain: Domain
     model_args: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """What it asks a Ray cluster for: num_cpus, num_gpus, memory in bytes, or resources of the cluster's own."""
 
     @property
     def recipe(self) -> Recipe:

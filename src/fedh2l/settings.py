@@ -18,10 +18,10 @@ class RunSettings(Section):
     rounds: int = Field(2000, ge=1, description="rounds: one optimiser step on local data per node each")
     seed: int = Field(0, ge=0, description="everything random follows from it")
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
-    engine: Literal["auto", "local", "batched"] = Field(
+    engine: Literal["auto", "local", "batched", "ray"] = Field(
         "auto",
-        description="what runs the nodes: local, one after the other; batched, nodes of one architecture as one "
-        "computation; auto: batched on a GPU where it can be, else local",
+        description="what runs the nodes: local, all in one process; batched, nodes of one architecture as one "
+        "computation; ray, on a cluster; auto: batched on a GPU where it can be, else local",
     )
     threads: int = Field(
         1, ge=1, le=1024, description="threads within one operation; results repeat bit for bit at equal threads"
@@ -58,9 +58,29 @@ class RunSettings(Section):
 
     def resolved(self) -> RunSettings:
         """The same settings with what `auto` stands for on this machine."""
-        device = str(resolve_device(self.device))
+        if self.engine == "ray" and self.device not in ("auto", "cpu"):
+            raise ConfigError(
+                f"run.device = '{self.device}': with run.engine = 'ray' a node computes on a GPU if it asks for one, "
+                f"by ray.num_gpus or nodes.*.resources = {{num_gpus = …}}; leave run.device at auto"
+            )
+        device = "cpu" if self.engine == "ray" else str(resolve_device(self.device))
         engine = "local" if self.engine == "auto" and device == "cpu" else self.engine
         return self.model_copy(update={"device": device, "engine": engine})
+
+
+class RaySettings(Section):
+    """The `[ray]` section: how `run.engine = "ray"` uses a cluster."""
+
+    address: str | None = Field(
+        None, description="of a Ray cluster; without one RAY_ADDRESS is used, and else Ray is started on this machine"
+    )
+    num_cpus: float = Field(1.0, ge=0, description="CPUs that a node asks for, unless its resources say otherwise")
+    num_gpus: float = Field(
+        0.0, ge=0, description="GPUs, or the share of one, that a node asks for; above 0 it uses it"
+    )
+    actors: int = Field(0, ge=0, description="processes that the nodes are dealt to; 0: each node has its own")
+    restarts: int = Field(10, ge=0, description="how many times nodes that died are started again in a run")
+    patience: float = Field(300.0, gt=0, description="seconds to wait for room on the cluster")
 
 
 CORES = "FEDH2L_CORES"

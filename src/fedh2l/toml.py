@@ -21,9 +21,12 @@ def to_toml(config: Config, comments: bool = False) -> str:
         "data": config.data,
         "method": config.method,
         "optimizer": config.optimizer,
+        "ray": config.ray,
     }
     lines: list[str] = []
     for section, model in models.items():
+        if section not in sections:
+            continue
         lines.append(f"[{section}]")
         lines += _entries(sections[section], type(model), comments)
         lines.append("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from fedh2l.callbacks import Callback
 from fedh2l.checkpoints import Checkpoint
 from fedh2l.clock import Clock
-from fedh2l.engines.base import Engine, Which
+from fedh2l.engines.base import Engine, NodesLostError, Which
 from fedh2l.engines.choice import engines_for
 from fedh2l.errors import DivergedError, RunError
 from fedh2l.federation import Federation
@@ -22,6 +23,8 @@ from fedh2l.models.saved import pack_model, probe
 from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
 from fedh2l.settings import RunSettings, resolve_device
+
+log = logging.getLogger("fedh2l")
 
 AUTOMATIC = 50
 """How many rounds apart automatic checkpoints are considered."""
@@ -75,6 +78,8 @@ class Trainer:
         self._tests = [domain.test.to(device, dtype) for domain in domains]
         self._clock = Clock()
         self._last_checkpoint: Path | None = None
+        self._kept: Checkpoint | None = None
+        """The newest checkpoint of a run that has no directory."""
 
     def resume(self) -> bool:
         """Takes up the newest sound checkpoint of the run directory; False if there is none."""
@@ -83,6 +88,7 @@ class Trainer:
         if found is not None:
             self._last_checkpoint, checkpoint = found
             self._restore(checkpoint)
+            self._clock.before = checkpoint.plain["seconds"]
         return found is not None
 
     def run(self) -> Result:
@@ -98,6 +104,8 @@ class Trainer:
             self.directory.cut_metrics(self.round)  # what a run that died wrote after its last good checkpoint
             self.directory.checkpoints.drop_after(self.round)
         self._clock.start()
+        if self.engine.fragile and self._last_checkpoint is None:
+            self._checkpoint()  # there is always one to go back to
         self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
 
     def _arrive(self, round: int) -> None:
@@ -109,6 +117,24 @@ class Trainer:
             self._evaluate()
         if self.round < self.settings.rounds and self._checkpoint_due():
             self._checkpoint()
+
+    def _roll_back(self) -> None:
+        """Brings lost nodes back, and everybody to the newest checkpoint."""
+        reached, lost = self.round, self.engine.revive()
+        if self.directory:
+            found = self.directory.checkpoints.newest()
+            checkpoint = found[1] if found else None
+        else:
+            checkpoint = self._kept
+        if checkpoint is None:
+            raise RunError("nodes were lost, and no sound checkpoint is left to go back to")
+        self._restore(checkpoint)
+        if self.directory:
+            self.directory.cut_metrics(self.round)
+        log.warning(
+            "%s died after round %d; all nodes go on from round %d",
+            " and ".join(f"node '{name}'" for name in lost) or "a node's process", reached, self.round,
+        )  # fmt: skip
 
     def _halt(self) -> Interrupted:
         """Saves the round, so that the run can go on from it."""
@@ -238,7 +264,7 @@ class Trainer:
         return every > 0 and self.round % every == 0
 
     def _checkpoint(self) -> Path | None:
-        if self.directory is None:
+        if self.directory is None and not self.engine.fragile:
             return None
         with self._clock.checkpointing():
             plain = {
@@ -249,8 +275,12 @@ class Trainer:
                 "ledger": self.engine.ledger.state(),
                 "seconds": self._clock.seconds,
             }
+            checkpoint = Checkpoint(self.round, self.engine.state(), plain)
+            if self.directory is None:
+                self._kept = checkpoint
+                return None
             try:
-                path = self.directory.checkpoints.save(Checkpoint(self.round, self.engine.state(), plain))
+                path = self.directory.checkpoints.save(checkpoint)
             except OSError as error:
                 raise RunError(f"cannot write a checkpoint after round {self.round}: {error}") from error
         self._last_checkpoint = path
@@ -274,7 +304,6 @@ class Trainer:
         }
         self._conflicts = tuple(plain["conflicts"])
         self.engine.ledger.restore(plain["ledger"])
-        self._clock.before = plain["seconds"]
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be gone on from."""
@@ -304,9 +333,15 @@ def run_together(trainers: Sequence[Trainer]) -> list[Result]:
         for trainer in trainers:
             trainer._begin()
         try:
-            while first.round < first.settings.rounds:
-                advance_together(trainers)
-            results = [trainer._finish() for trainer in trainers]
+            results = None
+            while results is None:
+                try:
+                    while first.round < first.settings.rounds:
+                        advance_together(trainers)
+                    results = [trainer._finish() for trainer in trainers]
+                except NodesLostError:
+                    for trainer in trainers:
+                        trainer._roll_back()
         finally:
             for trainer in trainers:
                 trainer.engine.close()

@@ -1,4 +1,4 @@
-"""Running the cells of a benchmark side by side, each in a process of its own, until all are done or time is up."""
+"""Running the cells of a benchmark side by side until all are done or time is up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedh2l.bench.cells import Cell, Place, run_cells, units
+from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.callbacks import Callback
 from fedh2l.settings import CORES, available_cores
 from fedh2l.signals import on_interrupt
@@ -43,53 +44,140 @@ class Outcome:
     interrupted: bool = False
 
 
-class Runner:
-    """Runs cells. `seconds` is how long it may take; what is unfinished then goes on at the next call."""
+class Workers(ABC):
+    """Those who run cells: processes of this machine, or of a cluster."""
 
-    def __init__(self, out: Path, device: str, jobs: int, seconds: float | None, display: Display) -> None:
-        self.out = out
-        self.device = device
+    @abstractmethod
+    def submit(self, unit: Sequence[Cell]) -> Any:
+        """Hands out cells; returns something to wait for."""
+
+    @abstractmethod
+    def wait(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
+        """Those of the tasks that are done, after at most so long."""
+
+    @abstractmethod
+    def outcome(self, task: Any, unit: Sequence[Cell]) -> dict[Cell, str]:
+        """Of a task that is done: which cells failed, and why."""
+
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """How many rounds all of them have done."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Lets running cells save themselves and end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the workers."""
+
+
+class Runner:
+    """Runs cells, `jobs` units at a time. What is unfinished after `seconds` goes on at the next call."""
+
+    def __init__(self, workers: Workers, jobs: int, seconds: float | None, display: Display) -> None:
+        self.workers = workers
         self.jobs = jobs
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.display = display
-        context = multiprocessing.get_context("spawn")  # a forked process would share torch's threads and CUDA state
-        self._context = context
-        self._stop: Event = context.Event()
-        self._rounds: Synchronized[int] = context.Value("q", 0)
 
-    def run(self, cells: Sequence[Cell]) -> Outcome:
-        """Runs those that are not done yet."""
+    def run(self, work: Sequence[Sequence[Cell]]) -> Outcome:
+        """Runs units of cells that are not done yet."""
         outcome = Outcome()
-        with (
-            ProcessPoolExecutor(
-                self.jobs, self._context, _start_worker, (self._stop, self._rounds, os.getpid(), self.jobs)
-            ) as pool,
-            on_interrupt(lambda: self._interrupt(outcome)),
-        ):
-            waiting: dict[Future[dict[Cell, str]], list[Cell]] = {
-                pool.submit(_run_unit, unit, self.out, self.device): unit for unit in units(cells, self.device)
-            }
-            count = 0
-            while waiting:
-                done, _ = wait(waiting, POLL, FIRST_COMPLETED)
-                for future in done:
-                    unit = waiting.pop(future)
-                    count += len(unit)
-                    if not future.cancelled():
-                        outcome.failed |= _outcome(future, unit)
-                self.display.update(self._rounds.value, count)
-                if self.deadline is not None and time.monotonic() > self.deadline and not self._stop.is_set():
-                    outcome.out_of_time = True
-                    self._stop.set()
-                if self._stop.is_set():
-                    for future in waiting:
-                        future.cancel()
+        todo, count = list(reversed(work)), 0
+        running: dict[Any, Sequence[Cell]] = {}
+        try:
+            with on_interrupt(lambda: self._interrupt(outcome)):
+                while running or (todo and not outcome.interrupted and not outcome.out_of_time):
+                    while todo and len(running) < self.jobs and not outcome.interrupted:
+                        unit = todo.pop()
+                        running[self.workers.submit(unit)] = unit
+                    for task in self.workers.wait(list(running), POLL):
+                        unit = running.pop(task)
+                        count += len(unit)
+                        outcome.failed |= self.workers.outcome(task, unit)
+                    self.display.update(self.workers.rounds, count)
+                    if self.deadline is not None and time.monotonic() > self.deadline and not outcome.out_of_time:
+                        outcome.out_of_time = True
+                        todo.clear()
+                        self.workers.stop()
+                    if outcome.interrupted:
+                        todo.clear()
+        finally:
+            self.workers.close()
         return outcome
 
     def _interrupt(self, outcome: Outcome) -> None:
-        """Lets running cells save themselves."""
         outcome.interrupted = True
+        self.workers.stop()
+
+
+class Counter(Callback):
+    """Reports the rounds of one run as they are done."""
+
+    def __init__(self, add: Callable[[int], None]) -> None:
+        self._add = add
+        self._counted = 0
+
+    def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
+        """Those of an earlier session."""
+        self._reach(first_round - 1)
+
+    def on_evaluation(self, metrics: dict[str, Any]) -> None:
+        """Those since the last evaluation."""
+        self._reach(metrics["round"])
+
+    def _reach(self, round: int) -> None:
+        self._add(round - self._counted)
+        self._counted = round
+
+
+class Processes(Workers):
+    """Processes of this machine."""
+
+    def __init__(self, out: Path, device: str, jobs: int) -> None:
+        self.out = out
+        self.device = device
+        context = multiprocessing.get_context("spawn")  # a forked process would share torch's threads and CUDA state
+        self._stop: Event = context.Event()
+        self._rounds: Synchronized[int] = context.Value("q", 0)
+        shared = (self._stop, self._rounds, os.getpid(), jobs)
+        self._pool = ProcessPoolExecutor(jobs, context, _start_worker, shared)
+
+    def submit(self, unit: Sequence[Cell]) -> Future[dict[Cell, str]]:
+        """To the next process that is free."""
+        try:
+            return self._pool.submit(_run_unit, unit, self.out, self.device)
+        except BrokenProcessPool as error:
+            failed: Future[dict[Cell, str]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def wait(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
+        """By their futures."""
+        return list(wait(tasks, seconds, FIRST_COMPLETED)[0])
+
+    def outcome(self, task: Future[dict[Cell, str]], unit: Sequence[Cell]) -> dict[Cell, str]:
+        """What the process returned, if it lived to."""
+        try:
+            return task.result()
+        except BrokenProcessPool:
+            why = "the process that ran it, or one beside it, died; is there enough memory? Run again to go on"
+            return {unit[0]: why}
+
+    @property
+    def rounds(self) -> int:
+        """From memory that all share."""
+        return self._rounds.value
+
+    def stop(self) -> None:
+        """By a flag that all look at."""
         self._stop.set()
+
+    def close(self) -> None:
+        """Waits for them."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 _worker: dict[str, Any] = {}
@@ -110,38 +198,18 @@ def _start_worker(stop: Event, rounds: Synchronized[int], parent: int, jobs: int
     threading.Thread(target=watch, daemon=True).start()
 
 
-class _Counter(Callback):
-    """Adds to the rounds that all workers have done."""
-
-    def __init__(self, rounds: Synchronized[int]) -> None:
-        self._rounds = rounds
-        self._counted = 0
-
-    def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
-        self._add(first_round - 1)
-
-    def on_evaluation(self, metrics: dict[str, Any]) -> None:
-        self._add(metrics["round"])
-
-    def _add(self, round: int) -> None:
-        with self._rounds.get_lock():
-            self._rounds.value += round - self._counted
-        self._counted = round
-
-
 def _run_unit(cells: Sequence[Cell], out: Path, device: str) -> dict[Cell, str]:
     """In a worker: runs cells; returns what went wrong with those that failed."""
     stop: Event = _worker["stop"]
     if stop.is_set():
         return {}
     try:
-        return run_cells(cells, Place(out, device, lambda: _Counter(_worker["rounds"]), stop.is_set))
+        return run_cells(cells, Place(out, device, lambda: Counter(_add), stop.is_set))
     except Interrupted:
         return {}
 
 
-def _outcome(future: Future[dict[Cell, str]], unit: Sequence[Cell]) -> dict[Cell, str]:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return {unit[0]: "the process that ran it, or one beside it, died; is there enough memory? Run again to go on"}
+def _add(rounds: int) -> None:
+    done: Synchronized[int] = _worker["rounds"]
+    with done.get_lock():
+        done.value += rounds

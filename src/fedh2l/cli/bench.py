@@ -6,18 +6,19 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedh2l.bench.cells import Cell, all_cells
+from fedh2l.bench.cells import Cell, all_cells, units
 from fedh2l.bench.output import Report
-from fedh2l.bench.runner import Outcome, Runner
+from fedh2l.bench.runner import Outcome, Processes, Runner, Workers
 from fedh2l.bench.suites import SUITES
 from fedh2l.bench.tables import tables_of
 from fedh2l.cli.console import err, notice
 from fedh2l.cli.run import SetOption
+from fedh2l.engines.choice import ray_module
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.methods.registry import find_method
 from fedh2l.settings import available_cores, resolve_device
@@ -36,6 +37,9 @@ def bench(
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and tables go.")] = Path("bench"),
     device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Where to compute.")] = "auto",
+    engine: Annotated[
+        str, typer.Option(metavar="auto|ray", help="ray: spread the runs over a Ray cluster, one process each.")
+    ] = "auto",
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Stop cleanly after this long; run again to go on.")
     ] = None,
@@ -50,11 +54,18 @@ def bench(
         find_method(name)
     common = (f"run.rounds={rounds}", *(changes or ()))
     cells = all_cells(wanted, seeds, common, named)
-    place = str(resolve_device(device))
-    rules = {cell.config(place).run.selection_rule for cell in cells}  # whatever is wrong is found before anything runs
+    if engine not in ("auto", "ray"):
+        raise ConfigError(f"--engine {engine}: a bench runs here (auto) or on a Ray cluster (ray); the engine of each "
+                          f"run is set by --set run.engine={engine}")  # fmt: skip
+    place = str(resolve_device(device)) if engine == "auto" else device
+    rules = {cell.config("cpu").run.selection_rule for cell in cells}  # whatever is wrong is found before anything runs
     todo = [cell for cell in cells if cell.result(out) is None]
     err.print(f"{len(cells)} runs of {rounds} rounds, {len(cells) - len(todo)} of them done already.")
-    outcome = _run(todo, rounds, out, place, jobs, time_limit) if todo else Outcome()
+    if todo:
+        crowd = _on_ray(out, place, jobs) if engine == "ray" else _here(out, place, jobs)
+        outcome = _run(todo, rounds, crowd, time_limit)
+    else:
+        outcome = Outcome()
     caption = (
         f"Test accuracy in %, mean ± standard deviation over {seeds} seeds; differences are paired by seed, with "
         f"95 % intervals. Selected: {' or '.join(sorted(rules))}. Made by `fedh2l {shlex.join(sys.argv[1:])}`."
@@ -68,8 +79,26 @@ def bench(
     _end(outcome, sum(cell.result(out) is None for cell in cells))
 
 
-def _run(todo: Sequence[Cell], rounds: int, out: Path, device: str, jobs: int | None, seconds: float | None) -> Outcome:
-    default = 1 if device.startswith("cuda") else available_cores()
+class Crowd(NamedTuple):
+    """Who runs the cells."""
+
+    workers: Workers
+    device: str
+    jobs: int
+
+
+def _here(out: Path, device: str, jobs: int | None) -> Crowd:
+    count = jobs or (1 if device.startswith("cuda") else available_cores())
+    return Crowd(Processes(out, device, count), device, count)
+
+
+def _on_ray(out: Path, device: str, jobs: int | None) -> Crowd:
+    cluster = ray_module("fedh2l.bench.cluster", "--engine")
+    workers = cluster.OnRay(out, device)
+    return Crowd(workers, workers.device, jobs or workers.places)
+
+
+def _run(todo: Sequence[Cell], rounds: int, crowd: Crowd, seconds: float | None) -> Outcome:
     progress = Progress(
         TextColumn("{task.fields[cells]} of {task.fields[all]} runs"),
         BarColumn(bar_width=24),
@@ -85,7 +114,7 @@ def _run(todo: Sequence[Cell], rounds: int, out: Path, device: str, jobs: int | 
             progress.update(task, completed=rounds, cells=cells)
 
     with progress:
-        return Runner(out, device, jobs or default, seconds, Bar()).run(todo)
+        return Runner(crowd.workers, crowd.jobs, seconds, Bar()).run(units(todo, crowd.device))
 
 
 def _end(outcome: Outcome, left: int) -> None:

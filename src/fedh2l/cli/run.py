@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,9 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="What everything random follows from.")] = None,
     device: Annotated[str | None, typer.Option(metavar="cpu|cuda|auto", help="Where to compute.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="local|batched|ray|auto", help="What runs the nodes; ray: on a cluster.")
+    ] = None,
     changes: SetOption = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; a new folder in runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with an interrupted run.")] = None,
@@ -39,13 +43,15 @@ def run(
 ) -> None:
     """Train a federation: with no argument, four LeNets on Rotated MNIST."""
     if resume is not None:
-        if any(option is not None for option in (config, method, rounds, seed, device, changes, out)):
+        if any(option is not None for option in (config, method, rounds, seed, device, engine, changes, out)):
             raise ConfigError(
                 "--resume goes on with a run exactly as it was configured; give no other settings with it"
             )
         settings, result, directory = _resume(resume)
     else:
-        options = {"rounds": rounds, "seed": seed, "device": device, "out": str(out) if out else None}
+        options = {
+            "rounds": rounds, "seed": seed, "device": device, "engine": engine, "out": str(out) if out else None,
+        }  # fmt: skip
         settings, notices = load_config(config, changes or (), method, options)
         for text in notices:
             notice(text)
@@ -89,7 +95,7 @@ def _train(trainer: Trainer) -> Result:
     asked: list[bool] = []
     trainer.stop = lambda: bool(asked)  # at the next whole round
     try:
-        with on_interrupt(lambda: asked.append(True)):
+        with on_interrupt(lambda: asked.append(True)), redirect_stdout(sys.stderr):  # Ray prints what it has to say
             return trainer.run()
     except Interrupted as stopped:
         progress.close()

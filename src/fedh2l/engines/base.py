@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -37,8 +37,18 @@ def raise_earliest(faults: Sequence[Fault]) -> None:
         raise DivergedError(f"{who}, round {first.round}: {first.what}")
 
 
+class NodesLostError(Exception):
+    """Nodes are gone, in the middle of something; `Engine.revive` says which, and brings them back."""
+
+
 class Engine(ABC):
-    """Runs rounds, and answers questions about the nodes' models."""
+    """Runs rounds, and answers questions about the nodes' models.
+
+    Where nodes are in processes of their own, any call may raise `NodesLostError`.
+    """
+
+    fragile: ClassVar[bool] = False
+    """Whether nodes can be lost, so that a checkpoint to go back to is always wanted."""
 
     ledger: Ledger
     """What has crossed between the nodes so far."""
@@ -106,6 +116,10 @@ class Engine(ABC):
     @abstractmethod
     def parameter_bytes(self) -> int:
         """The size of all nodes' parameters, to judge what a checkpoint will cost."""
+
+    def revive(self) -> list[str]:
+        """Brings lost nodes back and names them. What state anybody is in is undefined: `restore` comes next."""
+        return []
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Gives back what the engine holds; models stay as they are."""

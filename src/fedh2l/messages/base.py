@@ -11,8 +11,8 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -94,6 +94,12 @@ class Message(ABC):
     def encoded_size(self) -> int:
         """Bytes of the byte form."""
         return HEADER.size + self.payload_size
+
+    def to(self, device: torch.device) -> Self:
+        """The same message on a device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
     def check_shape(self, *agreed: int) -> None:
         """Refuses a message that is not of the agreed shape; shapes are known to the host, so this one raises."""

@@ -1,0 +1,256 @@
+"""The engine `ray`: the same bits as `local`, wherever nodes are, and also if they die on the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import ray
+import torch
+from torch import nn
+
+import fedh2l
+from conftest import blobs
+from fedh2l.callbacks import Callback
+from fedh2l.config import load_config
+from fedh2l.errors import ConfigError, DivergedError, RunError
+from fedh2l.methods.registry import METHODS
+from fedh2l.rundir import RunDirectory
+from fedh2l.trainer import Interrupted, Trainer
+
+FEW = "ray.actors=2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """One cluster for all tests; the engine uses what is there."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def train(federation, folder, callbacks=()):
+    """A run with everything that it leaves behind, without what time it took."""
+    trainer = Trainer(federation, RunDirectory.claim(folder, "x"), callbacks)
+    trainer.run()
+    return left_behind(folder)
+
+
+def left_behind(folder):
+    files = {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())}
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((folder / "result.json").read_text())
+    for entry in (*metrics, result):
+        del entry["seconds"]
+    return files, metrics, result
+
+
+class Killer(Callback):
+    """Kills the process of an actor, with no chance to say goodbye, when a round is done."""
+
+    def __init__(self, *when: tuple[int, int]) -> None:
+        self.when = list(when)
+        self.trainer: Trainer | None = None
+
+    def on_round(self, round: int) -> None:
+        if self.when and self.when[0][0] == round:
+            _, place = self.when.pop(0)
+            actor = self.trainer.engine._actors[place]
+            os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+            time.sleep(0.5)
+
+
+def interrupted_by(killer: Killer, federation, directory=None):
+    trainer = Trainer(federation, directory, [killer])
+    killer.trainer = trainer
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=[] if name in ("fedh2l", "fedavg", "fedgkt") else pytest.mark.slow) for name in METHODS],
+)
+def test_the_same_bits_as_in_one_process(federation, tmp_path, method):
+    changes = [f"method.name={method}", "run.rounds=25"]
+    if method == "fedgkt":
+        changes += [f"nodes.{i}.model_args={{}}" for i in range(4)] + [f"nodes.{i}.model=lenet" for i in range(4)]
+    if "interval" in METHODS[method].model_fields and method != "fedh2l":
+        changes.append("method.interval=4")
+    here = train(federation(*changes, "run.engine=local"), tmp_path / "here")
+    there = train(federation(*changes, "run.engine=ray", FEW), tmp_path / "there")
+    assert here == there
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["method.interval=7", "method.topology=line", "run.dtype=float64"],
+        ["method.pairing=pairs", "data.angles=[0,20,40,60,80]", "ray.actors=3", "run.threads=2"],
+        ["method.peers_per_round=1"],
+    ],
+)
+def test_whoever_hears_whom_and_however_nodes_are_dealt(tmp_path, changes):
+    tiny = ["data.per_class=20", "run.eval_every=10", "run.batch_size=8", "run.rounds=24"]
+
+    def made(engine):
+        return load_config(None, [*tiny, *changes, "run.device=auto", f"run.engine={engine}"])[0].federation()
+
+    assert train(made("local"), tmp_path / "here") == train(made("ray"), tmp_path / "there")
+
+
+class Noisy(nn.Sequential):
+    """Everything that is stateful or random: batch norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.5), nn.Linear(9, 3))
+
+
+def test_modules_that_are_given_have_learned_the_same():
+    learned = []
+    for engine in ("local", "ray"):
+        torch.manual_seed(3)
+        modules = [Noisy(), Noisy(), nn.Linear(2, 3)]
+        nodes = [
+            fedh2l.Node(n, m, blobs(n, i / 3, seed=i)) for i, (n, m) in enumerate(zip("abc", modules, strict=True))
+        ]
+        result = fedh2l.train(nodes, rounds=12, device="cpu" if engine == "local" else "auto", engine=engine)
+        learned.append((result.matrix, [m.state_dict() for m in modules]))
+    (matrix, here), (other, there) = learned
+    assert matrix == other
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(here, there, strict=True) for key in a)
+
+
+@pytest.mark.parametrize("when", [[(3, 0)], [(23, 1)], [(12, 0), (31, 1)]], ids=["at once", "late", "twice"])
+def test_a_node_that_dies_changes_nothing(federation, tmp_path, caplog, when):
+    changes = ["run.rounds=40", "run.checkpoint_every=10"]
+    undisturbed = train(federation(*changes, "run.engine=local"), tmp_path / "here")
+    trainer = interrupted_by(Killer(*when), federation(*changes, "run.engine=ray", FEW))
+    trainer.directory = RunDirectory.claim(tmp_path / "there", "x")
+    with caplog.at_level(logging.WARNING):
+        trainer.run()
+    assert left_behind(tmp_path / "there") == undisturbed
+    told = re.findall(
+        r"node '(M\d+)' and node '(M\d+)' died after round \d+; all nodes go on from round (\d+)", caplog.text
+    )
+    assert len(told) == len(when)
+    assert all(int(start) <= round // 10 * 10 for (_, _, start), (round, _) in zip(told, when, strict=True))
+
+
+def test_a_server_and_its_memory_go_back_too(federation, tmp_path):
+    changes = ["method.name=agnostic", "method.interval=3", "run.rounds=30", "run.checkpoint_every=10"]
+    undisturbed = train(federation(*changes, "run.engine=local"), tmp_path / "here")
+    trainer = interrupted_by(Killer((24, 1)), federation(*changes, "run.engine=ray", FEW))
+    trainer.directory = RunDirectory.claim(tmp_path / "there", "x")
+    trainer.run()
+    assert left_behind(tmp_path / "there") == undisturbed
+
+
+def test_without_a_directory_the_way_back_is_kept_in_memory(federation):
+    changes = ["run.rounds=40", "run.checkpoint_every=10"]
+    undisturbed = Trainer(federation(*changes, "run.engine=local")).run()
+    trainer = interrupted_by(Killer((27, 0)), federation(*changes, "run.engine=ray", FEW))
+    result = trainer.run()
+    assert result.matrix == undisturbed.matrix
+    assert result.bytes == undisturbed.bytes
+
+
+def test_a_node_that_keeps_dying_ends_the_run(federation):
+    trainer = interrupted_by(Killer((3, 0), (15, 0)), federation("run.engine=ray", FEW, "ray.restarts=1"))
+    with pytest.raises(RunError, match=r"node 'M0', node 'M20' died, and nodes were restarted 1 times before"):
+        trainer.run()
+
+
+@pytest.mark.parametrize("engines", [("ray", "local"), ("local", "ray")])
+def test_either_engine_goes_on_from_the_others_checkpoint(federation, tmp_path, engines):
+    changes = ["run.rounds=30", "run.checkpoint_every=10"]
+    whole = train(federation(*changes, "run.engine=local"), tmp_path / "whole")
+    first, second = (federation(*changes, f"run.engine={engine}", FEW) for engine in engines)
+    trainer = Trainer(first, RunDirectory.claim(tmp_path / "parts", "x"))
+    trainer.stop = lambda: trainer.round >= 10
+    with pytest.raises(Interrupted):
+        trainer.run()
+    again = Trainer(second, RunDirectory.open(tmp_path / "parts"))
+    assert again.resume()
+    again.run()
+    assert left_behind(tmp_path / "parts") == whole
+
+
+def test_what_goes_wrong_at_a_node_is_told_as_ever(federation):
+    said = []
+    for engine in ("local", "ray"):
+        with pytest.raises(DivergedError) as caught:
+            Trainer(federation("optimizer.name=sgd", "optimizer.lr=1e30", f"run.engine={engine}", FEW)).run()
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "node 'M0', round 1: it sent values that are not finite" in said[0]
+
+
+def test_threads_are_what_the_run_says(federation):
+    trainer = Trainer(federation("run.engine=ray", "ray.actors=1", "ray.num_cpus=1.5"))
+    (actor,) = trainer.engine._actors
+    assert ray.get(actor.__ray_call__.remote(lambda _: torch.get_num_threads())) == 1
+    assert ray.get(actor.__ray_call__.remote(lambda _: os.environ["FEDH2L_CORES"])) == "6"
+    trainer.engine.close()
+
+
+def test_more_than_the_cluster_has(federation):
+    with pytest.raises(RunError, match=r"1 of 4 actors found no place .* 8 CPU, 0 GPU.*nodes\.\*\.resources"):
+        Trainer(federation("run.engine=ray", "nodes.2.resources={num_gpus=0.5}", "ray.patience=6"))
+    with pytest.raises(ConfigError, match=r"resources of node 'M0': .*whole numbers"):
+        Trainer(federation("run.engine=ray", "nodes.0.resources={num_gpus=1.5}"))
+
+
+def test_a_device_is_asked_for_by_node():
+    with pytest.raises(ConfigError, match=r"run\.device = 'cuda'.*num_gpus"):
+        load_config(None, ["run.engine=ray", "run.device=cuda"])
+
+
+def test_without_ray_the_message_says_what_to_install():
+    code = "import sys; sys.modules['ray'] = None; from fedh2l.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "run", "--engine", "ray"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'fedh2l[ray]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_from_the_command_line_stopped_and_resumed(cli, tmp_path):
+    """As a user would: Ray started for the run, Ctrl-C for the whole process group, resumed on another engine."""
+    settings = ["--rounds", "400", "--set", "data.per_class=20", "--set", "run.eval_every=20"]
+    whole = cli("run", *settings, "--out", "whole", "--json")
+    command = [sys.executable, "-m", "fedh2l", "run", "--engine", "ray", *settings, "--out", "parts"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        for line in process.stderr:
+            if "round 40:" in line:
+                os.killpg(process.pid, signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == 130, rest
+    assert "which is saved" in rest
+    done = cli("run", "--resume", "parts", "--json")
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(whole.stdout), json.loads(done.stdout)
+    assert one["matrix"] == two["matrix"]
+    assert one["bytes"] == two["bytes"]
+
+
+@pytest.mark.slow
+def test_a_bench_on_the_cluster_is_the_bench_here(cli, tmp_path):
+    """Stopped on the way and started again, it ends with the tables that processes of this machine make."""
+    settings = ["bench", "heterogeneous-mnist", "--methods", "fedh2l,aggregation", "--seeds", "2", "--rounds", "60"]
+    settings += ["--set", "data.per_class=20"]
+    assert cli(*settings, "--device", "cpu", "--out", "here").returncode == 0
+    stopped = cli(*settings, "--engine", "ray", "--out", "there", "--time-limit", "12")
+    assert stopped.returncode in (0, 75), stopped.stderr
+    done = cli(*settings, "--engine", "ray", "--out", "there")
+    assert done.returncode == 0, done.stderr
+    one, two = ((tmp_path / folder / "heterogeneous-mnist.csv").read_text() for folder in ("here", "there"))
+    assert one == two
+    assert not list((tmp_path / "there").glob("cells/*/checkpoints"))
