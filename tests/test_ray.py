@@ -208,6 +208,12 @@ def test_more_than_the_cluster_has(federation):
         Trainer(federation("run.engine=ray", "nodes.0.resources={num_gpus=1.5}"))
 
 
+def test_a_cluster_that_is_not_there(cli):
+    done = cli("run", "--engine", "ray", "--set", "ray.address=127.0.0.1:1", "--out", "x", timeout=60)
+    assert done.returncode == 2
+    assert "cannot reach Ray at '127.0.0.1:1': " in done.stderr
+
+
 def test_a_device_is_asked_for_by_node():
     with pytest.raises(ConfigError, match=r"run\.device = 'cuda'.*num_gpus"):
         load_config(None, ["run.engine=ray", "run.device=cuda"])

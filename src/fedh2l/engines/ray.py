@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import socket
 import sys
 import time
 from collections import deque
@@ -465,16 +466,24 @@ def connect(settings: RaySettings, wants: Sequence[Mapping[str, Any]]) -> bool:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address:
+            _knock(address)
             ray.init(address=address, **quiet)
         else:
             cpus = sum(want["num_cpus"] for want in wants)  # a machine of one's own may be shared out more than once
             ray.init(
                 address="local", num_cpus=max(available_cores(), int(-(-cpus // 1))), include_dashboard=False, **quiet
             )
-    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+    except (OSError, RayError, RuntimeError, ValueError) as error:
         where = f"at '{address}'" if address else "on this machine"
         raise RunError(f"cannot reach Ray {where}: {error}") from error
     return True
+
+
+def _knock(address: str) -> None:
+    """Raises OSError if nobody answers there; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" not in address and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _dealt(nodes: Sequence[Node], actors: int) -> list[list[Node]]:
