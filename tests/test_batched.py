@@ -261,3 +261,22 @@ def test_windows_share_one_formation():
     assert all(isinstance(engine, BatchedEngine) for engine in engines)
     assert engines[0].formation is engines[1].formation
     assert [len(group.members) for group in engines[0].formation.groups] == [8]
+
+
+@pytest.mark.parametrize("variant", ["peers", "fedavg-4", "mixed"])
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_more_nodes_than_are_stacked_at_once(variant, seeds, monkeypatch):
+    """Nodes of one architecture in several stacks, asked about a few samples at a time, recorded as on a GPU."""
+    monkeypatch.setattr("fedh2l.engines.formation.TOGETHER", 3)
+    monkeypatch.setattr("fedh2l.engines.formation.EVALUATED", 21)
+    changes = [*VARIANTS[variant], "run.rounds=16", "run.eval_every=8"]
+    expected = [outcome(Trainer(federation_of(seed, *changes, "run.engine=local"))) for seed in seeds]
+    monkeypatch.setattr("fedh2l.engines.formation.Recorder", ImitatingRecorder)
+    federations = [federation_of(seed, *changes, "run.engine=batched") for seed in seeds]
+    batched = [Trainer(f, engine=engine) for f, engine in zip(federations, engines_for(federations), strict=True)]
+    stacks = [len(group.members) for group in batched[0].engine.formation.groups]
+    assert variant == "mixed" or stacks == {1: [3, 1], 2: [3, 3, 2]}[len(seeds)]
+    for got, want in zip(run_together(batched), expected, strict=True):
+        result = got.to_dict()
+        result.pop("seconds")
+        assert_close_results(result, want)

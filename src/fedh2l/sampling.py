@@ -7,6 +7,7 @@ order in which nodes happen to run changes nothing. `docs/protocol.md` holds the
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Literal, TypeVar
@@ -34,11 +35,19 @@ def stream_key(purpose: Purpose, seed: int | str, node: str = "", round: int = 0
     It is the first 16 bytes, little-endian, of SHA-256 over the five fields (tag, purpose, seed, node, round), each
     written as UTF-8 (numbers in decimal) behind its length as four big-endian bytes.
     """
-    digest = hashlib.sha256()
-    for field in (TAG, purpose, str(seed), node, str(round)):
-        data = field.encode()
-        digest.update(len(data).to_bytes(4, "big") + data)
+    digest = _hashed(TAG, purpose, str(seed), node).copy()  # rounds differ in the last field alone
+    digest.update(_field(str(round)))
     return int.from_bytes(digest.digest()[:16], "little")
+
+
+@functools.lru_cache(1 << 16)
+def _hashed(*fields: str) -> hashlib._Hash:
+    return hashlib.sha256(b"".join(map(_field, fields)))
+
+
+def _field(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(4, "big") + data
 
 
 def random_words(count: int, purpose: Purpose, seed: int | str, node: str = "", round: int = 0) -> NDArray[np.uint64]:
@@ -99,7 +108,8 @@ def draw_block(populations: Sequence[int], count: int, keys: Sequence[int]) -> N
     for start in range(0, len(keys), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
         words = _philox_words(keys[part], count)
-        result[part] = _fisher_yates(words, sizes[part])
+        few = count * count < int(sizes[part].max())  # then it is quicker to look among what was moved
+        result[part] = _sparse_fisher_yates(words, sizes[part]) if few else _fisher_yates(words, sizes[part])
     return result
 
 
@@ -151,12 +161,36 @@ def _fisher_yates(words: Words, sizes: Words) -> NDArray[np.int32]:
     return cards[:, : words.shape[1]]
 
 
+def _sparse_fisher_yates(words: Words, sizes: Words) -> NDArray[np.int64]:
+    """The same draws, with a view of the shuffled rows that holds only what differs from the identity."""
+    count = words.shape[1]
+    drawn = np.empty(words.shape, dtype=np.int64)
+    places = np.full(words.shape, -1, dtype=np.int64)  # where something was put, in this order, and what it was
+    values = np.empty(words.shape, dtype=np.int64)
+
+    def look(where: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
+        found = where.copy()
+        for step in range(steps):  # what was put there last is what is there
+            np.copyto(found, values[:, step], where=places[:, step] == where)
+        return found
+
+    for i in range(count):
+        j = i + _below(words[:, i], sizes - np.uint64(i))
+        drawn[:, i] = look(j, i)
+        values[:, i] = look(np.full(len(words), i, dtype=np.int64), i)
+        places[:, i] = j
+    return drawn
+
+
+def _below(word: Words, left: Words) -> NDArray[np.int64]:
+    """⌊word · left / 2⁶⁴⌋, for `left` below 2³²."""
+    above = ((word >> _HALF) * left + (((word & _LOW) * left) >> _HALF)) >> _HALF
+    return above.astype(np.int64)
+
+
 def _swap(cards: NDArray[np.int32], words: Words, sizes: Words) -> None:
     """A partial Fisher–Yates shuffle of every row, in place."""
     rows = np.arange(len(cards))
     for i in range(words.shape[1]):
-        left = sizes - np.uint64(i)
-        word = words[:, i]
-        above = ((word >> _HALF) * left + (((word & _LOW) * left) >> _HALF)) >> _HALF  # ⌊word · left / 2⁶⁴⌋
-        j = i + above.astype(np.int64)
+        j = i + _below(words[:, i], sizes - np.uint64(i))
         cards[rows, i], cards[rows, j] = cards[rows, j], cards[rows, i].copy()

@@ -21,6 +21,8 @@ from fedh2l.topology import Graph
 
 RAGGED = "nodes hear different numbers of teachers"
 """What cannot be run as one computation."""
+REMEMBERED = 256
+"""How many rounds' graphs are remembered: those that are prepared while others are run."""
 
 
 class Classroom:
@@ -35,6 +37,7 @@ class Classroom:
         own = [store.add(learner.seed_set.parts[learner.name]) for learner in learners]
         self._public = torch.from_numpy(np.stack(own)).to(draws.device)
         self._graphs: dict[int, tuple[Graph, NDArray[np.int64]]] = {}
+        self._drawn: dict[tuple[int, int], Graph] = {}
         self._taught: dict[int, Tensor] = {}
         self._batches: dict[tuple[int, int], Samples] = {}
 
@@ -42,6 +45,14 @@ class Classroom:
         """Forgets what several asked for in the round before."""
         self._taught.clear()
         self._batches.clear()
+
+    def graph(self, federation: int, round: int) -> Graph:
+        """Who hears whom in a federation; what was asked for lately is remembered."""
+        if (federation, round) not in self._drawn:
+            if len(self._drawn) > REMEMBERED * len(self._rosters):
+                self._drawn.clear()
+            self._drawn[federation, round] = self._method.teachers(self._rosters[federation], round)
+        return self._drawn[federation, round]
 
     def teachers(self, round: int) -> Tensor:
         """The places of each member's teachers, `(members, teachers)`."""
@@ -94,7 +105,7 @@ class Classroom:
     def _table(self, federation: int, round: int) -> NDArray[np.int64]:
         """The places of the teachers of a federation's members, `(nodes, teachers)`."""
         roster = self._rosters[federation]
-        graph = self._method.teachers(roster, round)
+        graph = self.graph(federation, round)
         known = self._graphs.get(federation)
         if known is None or known[0] is not graph:  # most methods give one object for all rounds
             if len({len(heard) for heard in graph.values()}) > 1:

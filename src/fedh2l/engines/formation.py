@@ -28,6 +28,11 @@ from fedh2l.metrics import EVALUATION_ROWS
 
 T = TypeVar("T")
 
+TOGETHER = 256
+"""How many nodes are stacked at most: they fill a GPU, and what more would gain is memory."""
+EVALUATED = 1 << 15
+"""How many samples all stacked nodes together are asked about at once in an evaluation."""
+
 FAULT = "fault of the message"
 """Under which the flags of what nodes sent are recorded."""
 ANSWER = "fault of the answer"
@@ -70,9 +75,10 @@ class Formation:
     def _groups(self) -> list[StackedLearner]:
         place = {id(learner): i for i, learner in enumerate(self.learners)}
         by_layout = architectures_of(self.learners)
+        parts = [members[i : i + TOGETHER] for members in by_layout for i in range(0, len(members), TOGETHER)]
         return [
             StackedLearner(members, [place[id(member)] for member in members], self.store, self.draws)
-            for members in by_layout
+            for members in parts
         ]
 
     def _new_recorder(self) -> Recorder:
@@ -196,14 +202,14 @@ class Formation:
 
     def _count_traffic(self, sent: Sequence[Message], rounds: Sequence[int]) -> None:
         everybody, *answers = sent
-        for engine in self.engines:
+        for federation, engine in enumerate(self.engines):
             ledger = engine.ledger
             if answers:
                 for name in self.names:
                     ledger.add(name, [SERVER], everybody, len(rounds))
                 ledger.answered(dict(zip(self.names, answers, strict=True)), len(rounds))
             else:
-                graphs = [self.method.teachers(engine.roster, round) for round in rounds]
+                graphs = [self._classroom.graph(federation, round) for round in rounds]
                 counts = Counter(map(id, graphs))  # most methods give one object for all rounds
                 for graph in {id(graph): graph for graph in graphs}.values():
                     ledger.heard(graph, lambda _: everybody, counts[id(graph)])
@@ -249,7 +255,8 @@ class Formation:
         for group in self.groups:
             validation = group.validation
             assert validation is not None
-            inputs, labels = (torch.split(part, EVALUATION_ROWS, 1) for part in (validation.inputs, validation.labels))
+            rows = max(1, min(EVALUATION_ROWS, EVALUATED // len(group.members)))
+            inputs, labels = (torch.split(part, rows, 1) for part in (validation.inputs, validation.labels))
             with group.showing(group.reported if reported else None), torch.no_grad():
                 predict = predictor(group)
                 parts = [correct_count(predict(x), y) for x, y in zip(inputs, labels, strict=True)]

@@ -22,6 +22,7 @@ class Store:
 
     def __init__(self) -> None:
         self._parts: dict[tuple[int, int], tuple[int, Samples]] = {}
+        self._ends: dict[tuple[int, ...], tuple[tuple[Samples, ...], NDArray[np.int64]]] = {}
         self._size = 0
         self.inputs = torch.empty(0)
         self.labels = torch.empty(0)
@@ -34,6 +35,16 @@ class Store:
             self._size += len(samples)
         start, _ = self._parts[key]
         return np.arange(start, start + len(samples))
+
+    def rows(self, parts: Sequence[Samples]) -> NDArray[np.int64]:
+        """Where some parts are, one after the other; what they end with is often the same for many nodes."""
+        first, rest = parts[0], tuple(parts[1:])
+        if not rest:
+            return self.add(first)
+        key = tuple(map(id, rest))
+        if key not in self._ends:
+            self._ends[key] = (rest, np.concatenate([self.add(part) for part in rest]))
+        return np.concatenate([self.add(first), self._ends[key][1]])
 
     def close(self) -> None:
         """Puts everything in its place, once all is added."""
@@ -71,10 +82,12 @@ class StackedLearner(StackedNetwork, Learner):
         self._materialised: dict[Pool, Samples] = {}
         for member in members:  # what may be asked for later must be in the store before it is closed
             store.add(member.private)
-            for part in member.seed_set.parts.values():
+        for seed_set in {id(member.seed_set): member.seed_set for member in members}.values():
+            for part in seed_set.parts.values():
                 store.add(part)
-        validation = [member.validation for member in members]
-        self._validation_rows = [store.add(samples) for samples in validation if samples is not None]
+        validation = [member.validation for member in members if member.validation is not None]
+        self._validation_size = len(validation[0])
+        self._validation_starts = [int(store.add(samples)[0]) for samples in validation]
 
     def load(self) -> None:
         """Stacks what the members hold."""
@@ -109,8 +122,15 @@ class StackedLearner(StackedNetwork, Learner):
 
     def find_validation(self) -> None:
         """Takes everybody's validation data from the closed store, each member that of its own federation."""
-        rows = torch.from_numpy(np.stack(self._validation_rows)).to(self.vector.device)
-        self.validation = self._store.take(rows)
+        places = torch.arange(self._validation_size, device=self.vector.device)
+        if len(set(self._validation_starts)) > 1:
+            starts = torch.tensor(self._validation_starts, device=self.vector.device)
+            self.validation = self._store.take(starts.unsqueeze(1) + places)
+        else:  # one copy for all of them
+            samples = self._store.take(places + self._validation_starts[0])
+            members = len(self.members)
+            inputs = samples.inputs.expand(members, *samples.inputs.shape)
+            self.validation = Samples(inputs, samples.labels.expand(members, -1))
 
     def local_batch(self, round: int, pool: Pool) -> Samples:
         """The batches of a round, `(members, batch_size, …)`."""
@@ -182,7 +202,7 @@ class StackedLearner(StackedNetwork, Learner):
     def _table(self, kind: Pool) -> tuple[Tensor, list[int]]:
         """Where in the store the pools are, `(members, largest)`, and how large each is."""
         if kind not in self._tables:
-            rows = [np.concatenate([self._store.add(p) for p in member.parts_of(kind)]) for member in self.members]
+            rows = [self._store.rows(member.parts_of(kind)) for member in self.members]
             sizes = [len(row) for row in rows]
             table = np.zeros((len(rows), max(sizes)), dtype=np.int64)
             for place, row in enumerate(rows):
