@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -26,6 +27,7 @@ from fedh2l.rundir import RunDirectory
 from fedh2l.trainer import Interrupted, Trainer
 
 FEW = "ray.actors=2"
+LENETS = [f"nodes.{i}.{change}" for i in range(4) for change in ("model=lenet", "model_args={}")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,12 +78,12 @@ def interrupted_by(killer: Killer, federation, directory=None):
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=[] if name in ("fedh2l", "fedavg", "fedgkt") else pytest.mark.slow) for name in METHODS],
+    [pytest.param(name, marks=[] if name in ("fedh2l", "fedavg") else pytest.mark.slow) for name in METHODS],
 )
 def test_the_same_bits_as_in_one_process(federation, tmp_path, method):
     changes = [f"method.name={method}", "run.rounds=25"]
     if method == "fedgkt":
-        changes += [f"nodes.{i}.model_args={{}}" for i in range(4)] + [f"nodes.{i}.model=lenet" for i in range(4)]
+        changes += LENETS
     if "interval" in METHODS[method].model_fields and method != "fedh2l":
         changes.append("method.interval=4")
     here = train(federation(*changes, "run.engine=local"), tmp_path / "here")
@@ -92,8 +94,11 @@ def test_the_same_bits_as_in_one_process(federation, tmp_path, method):
 @pytest.mark.parametrize(
     "changes",
     [
-        ["method.interval=7", "method.topology=line", "run.dtype=float64"],
-        ["method.pairing=pairs", "data.angles=[0,20,40,60,80]", "ray.actors=3", "run.threads=2"],
+        pytest.param(["method.interval=7", "method.topology=line", "run.dtype=float64"], marks=pytest.mark.slow),
+        pytest.param(
+            ["method.pairing=pairs", "data.angles=[0,20,40,60,80]", "ray.actors=3", "run.threads=2"],
+            marks=pytest.mark.slow,
+        ),
         ["method.peers_per_round=1"],
     ],
 )
@@ -128,7 +133,14 @@ def test_modules_that_are_given_have_learned_the_same():
     assert all(torch.equal(a[key], b[key]) for a, b in zip(here, there, strict=True) for key in a)
 
 
-@pytest.mark.parametrize("when", [[(3, 0)], [(23, 1)], [(12, 0), (31, 1)]], ids=["at once", "late", "twice"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param([(3, 0)], id="at once", marks=pytest.mark.slow),
+        pytest.param([(23, 1)], id="late"),
+        pytest.param([(12, 0), (31, 1)], id="twice", marks=pytest.mark.slow),
+    ],
+)
 def test_a_node_that_dies_changes_nothing(federation, tmp_path, caplog, when):
     changes = ["run.rounds=40", "run.checkpoint_every=10"]
     undisturbed = train(federation(*changes, "run.engine=local"), tmp_path / "here")
@@ -144,6 +156,7 @@ def test_a_node_that_dies_changes_nothing(federation, tmp_path, caplog, when):
     assert all(int(start) <= round // 10 * 10 for (_, _, start), (round, _) in zip(told, when, strict=True))
 
 
+@pytest.mark.slow
 def test_a_server_and_its_memory_go_back_too(federation, tmp_path):
     changes = ["method.name=agnostic", "method.interval=3", "run.rounds=30", "run.checkpoint_every=10"]
     undisturbed = train(federation(*changes, "run.engine=local"), tmp_path / "here")
@@ -153,13 +166,58 @@ def test_a_server_and_its_memory_go_back_too(federation, tmp_path):
     assert left_behind(tmp_path / "there") == undisturbed
 
 
-def test_without_a_directory_the_way_back_is_kept_in_memory(federation):
-    changes = ["run.rounds=40", "run.checkpoint_every=10"]
-    undisturbed = Trainer(federation(*changes, "run.engine=local")).run()
-    trainer = interrupted_by(Killer((27, 0)), federation(*changes, "run.engine=ray", FEW))
+@pytest.mark.parametrize(
+    "changes",
+    [["optimizer.lr=0.02"], ["method.name=fedgkt", "method.interval=4", *LENETS]],
+    ids=["best models are from undone rounds", "a server has a network"],
+)
+def test_without_a_directory_the_way_back_is_kept_in_memory(federation, changes):
+    settings = ["run.rounds=50", "run.eval_every=5", "run.checkpoint_every=20", *changes]
+    undisturbed = Trainer(federation(*settings, "run.engine=local")).run()
+    trainer = interrupted_by(Killer((38, 0), (46, 1)), federation(*settings, "run.engine=ray", FEW))
     result = trainer.run()
-    assert result.matrix == undisturbed.matrix
-    assert result.bytes == undisturbed.bytes
+    assert not trainer.callbacks[0].when
+    one, two = result.to_dict(), undisturbed.to_dict()
+    one.pop("seconds"), two.pop("seconds")
+    assert one == two
+
+
+def test_a_node_that_is_gone_before_the_first_round(federation):
+    undisturbed = Trainer(federation("run.engine=local")).run()
+    trainer = Trainer(federation("run.engine=ray", FEW))
+    os.kill(ray.get(trainer.engine._actors[1].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    assert trainer.run().matrix == undisturbed.matrix
+
+
+def test_a_model_that_cannot_be_sent():
+    lock = threading.Lock()
+    nodes = [fedh2l.Node(n, lambda: nn.Linear(2, 3 + 0 * bool(lock)), blobs(n)) for n in "ab"]
+    with pytest.raises(ConfigError, match=r"node 'a' cannot be sent to another process: .*lock"):
+        fedh2l.train(nodes, rounds=2, engine="ray")
+
+
+def test_from_python_a_run_goes_on_on_another_engine(tmp_path):
+    def go(engine, rounds_until=None, **more):
+        nodes = [fedh2l.Node(n, nn.Linear(2, 3), blobs(n, i)) for i, n in enumerate("ab")]
+        torch.manual_seed(0)
+        for node in nodes:
+            node.model.reset_parameters()
+        stop = KeyboardInterrupter(rounds_until) if rounds_until else ()
+        return fedh2l.train(nodes, rounds=20, engine=engine, eval_every=5, checkpoint_every=5, callbacks=stop, **more)
+
+    whole = go("local")
+    with pytest.raises(KeyboardInterrupt):
+        go("ray", 12, out=tmp_path / "run", ray=fedh2l.RaySettings(actors=1))
+    assert go("local", out=tmp_path / "run", resume=True).matrix == whole.matrix
+
+
+class KeyboardInterrupter(Callback):
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_round(self, round: int) -> None:
+        if round == self.round:
+            raise KeyboardInterrupt
 
 
 def test_a_node_that_keeps_dying_ends_the_run(federation):
@@ -168,6 +226,7 @@ def test_a_node_that_keeps_dying_ends_the_run(federation):
         trainer.run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", [("ray", "local"), ("local", "ray")])
 def test_either_engine_goes_on_from_the_others_checkpoint(federation, tmp_path, engines):
     changes = ["run.rounds=30", "run.checkpoint_every=10"]

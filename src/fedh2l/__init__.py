@@ -14,6 +14,7 @@ from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings as Optimizer
 from fedh2l.result import Result
+from fedh2l.settings import RaySettings
 from fedh2l.version import __version__
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Method",
     "Node",
     "Optimizer",
+    "RaySettings",
     "Result",
     "Samples",
     "Shares",

@@ -24,7 +24,7 @@ from fedh2l.optimizers import OptimizerSettings
 from fedh2l.reporting.progress import LiveProgress
 from fedh2l.result import Result
 from fedh2l.rundir import CONFIG, RunDirectory
-from fedh2l.settings import RunSettings
+from fedh2l.settings import RaySettings, RunSettings
 from fedh2l.toml import toml_value
 from fedh2l.trainer import Trainer
 
@@ -38,6 +38,7 @@ def train(
     seed: int = 0,
     *,
     optimizer: OptimizerSettings | None = None,
+    ray: RaySettings | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
@@ -49,13 +50,14 @@ def train(
     Afterwards each module given in `nodes` holds the selected model. With `out`, a run directory is written, whose
     models `load` reads; with `resume=True` as well, a run that was interrupted goes on, one that has ended is not
     trained again, and one that is not there yet starts. `progress` shows a bar. Further keywords are the keys of the
-    `[run]` section: batch_size, device, threads, dtype, eval_every, checkpoint_every, selection.
+    `[run]` section: batch_size, device, engine, threads, dtype, eval_every, checkpoint_every, selection. `ray` is how
+    `engine="ray"` uses a cluster.
     """
     for key in set(run) & set(OptimizerSettings.model_fields):
         raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")
     settings = RunSettings.read({"rounds": rounds, "seed": seed, **run}, "run").resolved()
     chosen = make_method({"name": method}) if isinstance(method, str) else method or FedH2L()
-    federation = Federation(list(nodes), chosen, settings, optimizer or OptimizerSettings())
+    federation = Federation(list(nodes), chosen, settings, optimizer or OptimizerSettings(), ray or RaySettings())
     if resume and out is None:
         raise RunError("resume=True needs out=…, the directory of the run to go on with")
     exists = out is not None and (Path(out) / CONFIG).exists()
@@ -78,9 +80,9 @@ def train(
 
 
 def _check_same(directory: RunDirectory, federation: Federation) -> None:
-    """Refuses to go on with a run under other settings than it was started with; the device may change."""
+    """Refuses to go on with a run under other settings than it was started with; device and engine may change."""
     then, now = (set(text.splitlines()) for text in (directory.config_path.read_text("utf-8"), _describe(federation)))
-    different = sorted(line for line in then ^ now if not line.startswith("device ="))
+    different = sorted(line for line in then ^ now if not line.startswith(("device =", "engine =")))
     if different:
         raise RunError(f"'{directory.path}' was started with other settings: {'; '.join(different)}")
 

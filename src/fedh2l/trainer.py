@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedh2l.callbacks import Callback
-from fedh2l.checkpoints import Checkpoint
+from fedh2l.checkpoints import Checkpoint, pack, unpack
 from fedh2l.clock import Clock
 from fedh2l.engines.base import Engine, NodesLostError, Which
 from fedh2l.engines.choice import engines_for
@@ -101,12 +101,14 @@ class Trainer:
 
     def _begin(self) -> None:
         if self.directory:
-            self.directory.cut_metrics(self.round)  # what a run that died wrote after its last good checkpoint
-            self.directory.checkpoints.drop_after(self.round)
+            self._forget_what_follows(self.directory)
         self._clock.start()
-        if self.engine.fragile and self._last_checkpoint is None:
-            self._checkpoint()  # there is always one to go back to
         self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
+
+    def _forget_what_follows(self, directory: RunDirectory) -> None:
+        """What was written after the checkpoint that is gone on from."""
+        directory.cut_metrics(self.round)
+        directory.checkpoints.drop_after(self.round)
 
     def _arrive(self, round: int) -> None:
         """Does what belongs to a round: evaluation, checkpoint, stopping."""
@@ -118,19 +120,26 @@ class Trainer:
         if self.round < self.settings.rounds and self._checkpoint_due():
             self._checkpoint()
 
+    def _secure(self, lost: bool) -> None:
+        """After a loss, goes back; otherwise sees to it that there is something to go back to."""
+        if lost:
+            self._roll_back()
+        if self.engine.fragile and self._last_checkpoint is None and self._kept is None:
+            self._checkpoint()
+
     def _roll_back(self) -> None:
-        """Brings lost nodes back, and everybody to the newest checkpoint."""
+        """Brings lost nodes back, and everybody to the newest checkpoint; before the first one, nothing was done."""
         reached, lost = self.round, self.engine.revive()
-        if self.directory:
+        checkpoint = self._kept
+        if self.directory and self._last_checkpoint is not None:
             found = self.directory.checkpoints.newest()
-            checkpoint = found[1] if found else None
-        else:
-            checkpoint = self._kept
-        if checkpoint is None:
-            raise RunError("nodes were lost, and no sound checkpoint is left to go back to")
-        self._restore(checkpoint)
+            if found is None:
+                raise RunError("nodes were lost, and no sound checkpoint is left to go back to")
+            self._last_checkpoint, checkpoint = found
+        if checkpoint is not None:
+            self._restore(checkpoint)
         if self.directory:
-            self.directory.cut_metrics(self.round)
+            self._forget_what_follows(self.directory)
         log.warning(
             "%s died after round %d; all nodes go on from round %d",
             " and ".join(f"node '{name}'" for name in lost) or "a node's process", reached, self.round,
@@ -277,7 +286,7 @@ class Trainer:
             }
             checkpoint = Checkpoint(self.round, self.engine.state(), plain)
             if self.directory is None:
-                self._kept = checkpoint
+                self._kept = unpack(pack(checkpoint))  # nothing that goes on changing
                 return None
             try:
                 path = self.directory.checkpoints.save(checkpoint)
@@ -330,18 +339,20 @@ def run_together(trainers: Sequence[Trainer]) -> list[Result]:
             if trainer.directory:
                 stack.enter_context(trainer.directory.locked())
         stack.enter_context(_torch_settings(first.settings))
-        for trainer in trainers:
-            trainer._begin()
         try:
-            results = None
+            for trainer in trainers:
+                trainer._begin()
+            results, lost = None, False
             while results is None:
                 try:
+                    for trainer in trainers:
+                        trainer._secure(lost)
+                    lost = False
                     while first.round < first.settings.rounds:
                         advance_together(trainers)
                     results = [trainer._finish() for trainer in trainers]
-                except NodesLostError:
-                    for trainer in trainers:
-                        trainer._roll_back()
+                except NodesLostError:  # also while others are brought back
+                    lost = True
         finally:
             for trainer in trainers:
                 trainer.engine.close()

@@ -11,18 +11,21 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.bench.runner import Counter, Workers
 from fedh2l.checkpoints import write_atomically
 from fedh2l.engines.ray import connect
 from fedh2l.errors import ConfigError
+from fedh2l.plugins import search
 from fedh2l.rundir import RESULT
 from fedh2l.settings import CORES, RaySettings
 from fedh2l.trainer import Interrupted
@@ -34,15 +37,19 @@ Files = dict[str, bytes]
 class OnRay(Workers):
     """Tasks of a Ray cluster, with one CPU each, or one GPU where the cluster has some."""
 
-    def __init__(self, out: Path, device: str) -> None:
+    def __init__(self, out: Path, device: str, settings: RaySettings) -> None:
         self.out = out
-        self._started = connect(RaySettings(), [])
-        has = ray.cluster_resources()
         if device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--device {device}: on a cluster it is cpu, cuda or auto")
+        self._started = connect(settings, [])
+        has = ray.cluster_resources()
+        if device == "cuda" and has.get("GPU", 0) < 1:
+            raise ConfigError("--device cuda: the Ray cluster has no GPU")
         self.device = ("cuda" if has.get("GPU", 0) >= 1 else "cpu") if device == "auto" else device
         self.places = max(1, int(has.get("GPU" if self.device == "cuda" else "CPU", 1)))
-        self._desk: Any = ray.remote(Desk).options(num_cpus=0).remote()
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._desk: Any = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote()
+        self._rounds = 0
         needs = {"num_gpus": 1} if self.device == "cuda" else {"num_cpus": 1}
         self._task = ray.remote(_run_unit).options(**needs, max_retries=3)
 
@@ -59,9 +66,11 @@ class OnRay(Workers):
         """Keeps what the runs left behind."""
         try:
             failed, files = ray.get(task)
+        except RayTaskError as error:
+            return dict.fromkeys(unit, str(error))
         except RayError as error:
-            return {unit[0]: f"the process that ran it died: {str(error).strip().splitlines()[-1]}"}
-        for cell in unit:  # what it left behind replaces what it was sent
+            return dict.fromkeys(unit, f"the process that ran it died: {str(error).strip().splitlines()[-1]}")
+        for cell in unit if files else ():  # what it left behind replaces what it was sent
             shutil.rmtree(cell.path(self.out) / "checkpoints", ignore_errors=True)
         _write(self.out, files)
         return dict(failed)
@@ -69,7 +78,9 @@ class OnRay(Workers):
     @property
     def rounds(self) -> int:
         """As they were reported."""
-        return int(ray.get(self._desk.look.remote())[0])
+        with suppress(RayActorError):  # how far they are is worth no run
+            self._rounds = int(ray.get(self._desk.look.remote())[0])
+        return self._rounds
 
     def stop(self) -> None:
         """By a flag at the desk."""
@@ -105,7 +116,8 @@ def _run_unit(
     cells: Sequence[Cell], saved: Files, device: str, desk: Any, paths: Sequence[str]
 ) -> tuple[dict[Cell, str], Files]:
     """In a worker: runs cells in a folder of its own; returns what went wrong, and what is in the folder then."""
-    sys.path += [path for path in paths if path not in sys.path]  # a method or model of the user's own may be there
+    for path in paths:
+        search(path)
     os.environ[CORES] = "1"
     stop = threading.Event()
     ended = threading.Event()
@@ -119,7 +131,7 @@ def _run_unit(
                 stop.set()
 
     if ray.get(desk.look.remote())[1]:
-        return {}, {}
+        return {}, {}  # what was sent is what there is
     threading.Thread(target=watch, daemon=True).start()
     try:
         with TemporaryDirectory() as folder:

@@ -43,6 +43,11 @@ class Outcome:
     out_of_time: bool = False
     interrupted: bool = False
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was asked to stop, by a user or the clock."""
+        return self.out_of_time or self.interrupted
+
 
 class Workers(ABC):
     """Those who run cells: processes of this machine, or of a cluster."""
@@ -87,10 +92,11 @@ class Runner:
         outcome = Outcome()
         todo, count = list(reversed(work)), 0
         running: dict[Any, Sequence[Cell]] = {}
+        asked: list[bool] = []  # a signal only leaves a note: it may come in the middle of anything
         try:
-            with on_interrupt(lambda: self._interrupt(outcome)):
-                while running or (todo and not outcome.interrupted and not outcome.out_of_time):
-                    while todo and len(running) < self.jobs and not outcome.interrupted:
+            with on_interrupt(lambda: asked.append(True)):
+                while todo or running:
+                    while todo and len(running) < self.jobs:
                         unit = todo.pop()
                         running[self.workers.submit(unit)] = unit
                     for task in self.workers.wait(list(running), POLL):
@@ -98,19 +104,14 @@ class Runner:
                         count += len(unit)
                         outcome.failed |= self.workers.outcome(task, unit)
                     self.display.update(self.workers.rounds, count)
-                    if self.deadline is not None and time.monotonic() > self.deadline and not outcome.out_of_time:
-                        outcome.out_of_time = True
+                    late = self.deadline is not None and time.monotonic() > self.deadline
+                    if (asked or late) and not outcome.stopped:
+                        outcome.interrupted, outcome.out_of_time = bool(asked), late and not asked
                         todo.clear()
                         self.workers.stop()
-                    if outcome.interrupted:
-                        todo.clear()
         finally:
             self.workers.close()
         return outcome
-
-    def _interrupt(self, outcome: Outcome) -> None:
-        outcome.interrupted = True
-        self.workers.stop()
 
 
 class Counter(Callback):

@@ -21,7 +21,7 @@ from fedh2l.cli.run import SetOption
 from fedh2l.engines.choice import ray_module
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.methods.registry import find_method
-from fedh2l.settings import available_cores, resolve_device
+from fedh2l.settings import RaySettings, available_cores, resolve_device
 
 OUT_OF_TIME = 75
 """The exit code of a bench that stopped at its time limit: run it again to go on."""
@@ -62,7 +62,7 @@ def bench(
     todo = [cell for cell in cells if cell.result(out) is None]
     err.print(f"{len(cells)} runs of {rounds} rounds, {len(cells) - len(todo)} of them done already.")
     if todo:
-        crowd = _on_ray(out, place, jobs) if engine == "ray" else _here(out, place, jobs)
+        crowd = _on_ray(out, place, jobs, todo[0].config("cpu").ray) if engine == "ray" else _here(out, place, jobs)
         outcome = _run(todo, rounds, crowd, time_limit)
     else:
         outcome = Outcome()
@@ -92,9 +92,9 @@ def _here(out: Path, device: str, jobs: int | None) -> Crowd:
     return Crowd(Processes(out, device, count), device, count)
 
 
-def _on_ray(out: Path, device: str, jobs: int | None) -> Crowd:
+def _on_ray(out: Path, device: str, jobs: int | None, settings: RaySettings) -> Crowd:
     cluster = ray_module("fedh2l.bench.cluster", "--engine")
-    workers = cluster.OnRay(out, device)
+    workers = cluster.OnRay(out, device, settings)
     return Crowd(workers, workers.device, jobs or workers.places)
 
 
@@ -120,7 +120,7 @@ def _run(todo: Sequence[Cell], rounds: int, crowd: Crowd, seconds: float | None)
 def _end(outcome: Outcome, left: int) -> None:
     for cell, problem in outcome.failed.items():
         notice(f"{cell.method}, seed {cell.seed}, {' '.join(cell.changes)}: {problem}")
-    if outcome.interrupted or outcome.out_of_time:
+    if outcome.stopped:
         why = "Stopped" if outcome.interrupted else "Out of time"
         notice(f"{why}; {left} runs are left and the running ones are saved. The same command goes on with them.")
         raise typer.Exit(130 if outcome.interrupted else OUT_OF_TIME)

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from fedh2l.domain import Samples
-from fedh2l.errors import DivergedError
+from fedh2l.errors import DivergedError, RunError
 from fedh2l.ledger import Ledger
 from fedh2l.messages import SERVER
 
@@ -37,8 +37,11 @@ def raise_earliest(faults: Sequence[Fault]) -> None:
         raise DivergedError(f"{who}, round {first.round}: {first.what}")
 
 
-class NodesLostError(Exception):
+class NodesLostError(RunError):
     """Nodes are gone, in the middle of something; `Engine.revive` says which, and brings them back."""
+
+    def __init__(self) -> None:
+        super().__init__("the process of a node died")
 
 
 class Engine(ABC):

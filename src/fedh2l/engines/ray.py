@@ -9,18 +9,28 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import pickle
 import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from torch import Tensor, nn
 
 from fedh2l.domain import Samples
@@ -34,6 +44,7 @@ from fedh2l.messages import Message
 from fedh2l.methods.base import Method
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
+from fedh2l.plugins import search
 from fedh2l.sampling import node_secret
 from fedh2l.seedset import SeedSet
 from fedh2l.settings import CORES, RaySettings, available_cores
@@ -41,6 +52,8 @@ from fedh2l.topology import Graph
 
 log = logging.getLogger("fedh2l")
 
+LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError, NodeDiedError)
+"""How Ray says that a process or machine is gone."""
 AHEAD = 3
 """How many legs are handed out before the first of them is done."""
 LEG = 10
@@ -107,7 +120,8 @@ class NodeActor:
     """Some nodes of a federation, in a process of their own."""
 
     def __init__(self, stored: Sequence[Any], cores: int, paths: Sequence[str]) -> None:
-        sys.path += [path for path in paths if path not in sys.path]  # a model of the user's own may be there
+        for path in paths:
+            search(path)
         os.environ[CORES] = str(cores)
         parts: Sequence[Part]
         common: Common
@@ -160,7 +174,7 @@ class NodeActor:
 
 def _elsewhere(answer: Any) -> Any:
     if isinstance(answer, Tensor):
-        return answer.detach().cpu()
+        return answer.detach().cpu().clone()  # a view would be sent with all that it is a view of
     return {key: _elsewhere(value) for key, value in answer.items()} if isinstance(answer, dict) else answer
 
 
@@ -185,31 +199,39 @@ class RayEngine(Engine):
         """Those whose module is the caller's: what they learn is brought back to it."""
         self._groups = _dealt(federation.members, self.settings.actors)
         self._wants = [_wanted([node.resources for node in group], self.settings) for group in self._groups]
-        self._started = connect(self.settings, self._wants)
-        common = Common(
-            self.method, federation.optimizer, federation.settings.batch_size, federation.settings.torch_dtype,
-            federation.settings.threads, learners[0].seed_set, _validation(learners[0]),
-        )  # fmt: skip
-        self._common = ray.put(common)
-        named = {learner.name: learner for learner in learners}
-        self._parts = [
-            ray.put([_part(node, named[node.name], federation.settings.seed) for node in group])
-            for group in self._groups
-        ]
         self._actors: list[Any] = []
+        self._flying: deque[Flight] = deque()
+        self._started = connect(self.settings, self._wants)
         try:
+            self._send(federation, learners)
             self._actors += [self._actor(place) for place in range(len(self._groups))]
             self._await(self._actors)
-        except FedH2LError:
+        except BaseException:
             self._end()
             raise
         self._sets: tuple[Sequence[Samples], Any] | None = None
-        self._flying: deque[Flight] = deque()
         self._going = True
         self._round_done = 0
         self._restarts = 0
 
     # Actors
+
+    def _send(self, federation: Federation, learners: Sequence[Learner]) -> None:
+        """Puts what actors start with where they find it, also those that are started again."""
+        common = Common(
+            self.method, federation.optimizer, federation.settings.batch_size, federation.settings.torch_dtype,
+            federation.settings.threads, learners[0].seed_set, _validation(learners[0]),
+        )  # fmt: skip
+        self._common = ray.put(common)
+        self._parts = []
+        named = {learner.name: learner for learner in learners}
+        for place, group in enumerate(self._groups):
+            parts = [_part(node, named[node.name], federation.settings.seed) for node in group]
+            try:
+                self._parts.append(ray.put(parts))
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                why = str(error.__cause__ or error).strip().splitlines()[0]
+                raise ConfigError(f"{self._who(place)} cannot be sent to another process: {why}") from error
 
     def _actor(self, place: int) -> Any:
         wanted = self._wants[place]
@@ -230,7 +252,7 @@ class RayEngine(Engine):
             done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=5)
             try:
                 ray.get(done)
-            except (RayActorError, RayTaskError) as error:
+            except (*LOST, RayTaskError) as error:
                 why = str(error).strip().splitlines()[-1].strip()
                 raise RunError(f"a node could not be started on the Ray cluster: {why}") from error
             seconds = time.monotonic() - began
@@ -253,20 +275,18 @@ class RayEngine(Engine):
         try:
             yield
         except RayTaskError as error:
+            self._discard()
             if isinstance(error.cause, FedH2LError):
                 raise error.cause from None
-            if isinstance(error.cause, (RayActorError, ObjectLostError)):
+            if isinstance(error.cause, LOST):
                 raise NodesLostError from None
             raise
-        except (RayActorError, ObjectLostError):
+        except LOST:
             raise NodesLostError from None
 
     def revive(self) -> list[str]:
         """Starts the actors that are gone again; all of them have to be restored then."""
-        pending = [ref for flight in self._flying for ref in flight.sizes]
-        self._flying.clear()
-        if pending:
-            ray.wait(pending, num_returns=len(pending))  # what is under way ends, one way or the other
+        self._discard()
         lost = [place for place, actor in enumerate(self._actors) if not _alive(actor)]
         self._restarts += len(lost)
         if self._restarts > self.settings.restarts:
@@ -275,9 +295,17 @@ class RayEngine(Engine):
                 f"(ray.restarts); is there enough memory for all of them?"
             )
         for place in lost:
+            ray.kill(self._actors[place])  # it may only be out of reach
             self._actors[place] = self._actor(place)
         self._await([self._actors[place] for place in lost])
         return [node.name for place in lost for node in self._groups[place]]
+
+    def _discard(self) -> None:
+        """Waits for the legs that are under way to end, one way or the other."""
+        for ref in [ref for flight in self._flying for ref in flight.sizes]:
+            with suppress(Exception):
+                ray.get(ref)
+        self._flying.clear()
 
     # Rounds
 
@@ -438,16 +466,17 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         """Brings back what the caller's modules learned, and ends the actors."""
-        if self._given:
-            try:
+        try:
+            if self._given:
                 learned = self.state_dicts()
                 for name, learner in self._given.items():
                     learner.module.load_state_dict(learned[name])
-            except NodesLostError:
-                log.warning("a node is gone, so the modules that were given keep their initial weights")
+        except NodesLostError:
+            log.warning("a node is gone, so the modules that were given keep their initial weights")
+        finally:
+            self._end()
             for learner in self._given.values():
                 learner.release()
-        self._end()
 
     def _end(self) -> None:
         for actor in self._actors:
@@ -523,7 +552,7 @@ def _names(group: Sequence[Node]) -> set[str]:
 def _alive(actor: Any) -> bool:
     try:
         ray.get(actor.ask.remote("parameter_bytes"), timeout=60)
-    except (RayActorError, GetTimeoutError):
+    except (*LOST, GetTimeoutError):
         return False
     return True
 
