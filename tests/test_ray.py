@@ -314,6 +314,10 @@ def test_a_bench_on_the_cluster_is_the_bench_here(cli, tmp_path):
     assert cli(*settings, "--device", "cpu", "--out", "here").returncode == 0
     stopped = cli(*settings, "--engine", "ray", "--out", "there", "--time-limit", "12")
     assert stopped.returncode in (0, 75), stopped.stderr
+    saved = sorted((tmp_path / "there").glob("cells/*/checkpoints/*"))
+    late = cli(*settings, "--engine", "ray", "--out", "there", "--time-limit", "0")
+    assert late.returncode == stopped.returncode, late.stderr
+    assert {path.parent for path in saved} <= {p.parent for p in (tmp_path / "there").glob("cells/*/checkpoints/*")}
     done = cli(*settings, "--engine", "ray", "--out", "there")
     assert done.returncode == 0, done.stderr
     one, two = ((tmp_path / folder / "heterogeneous-mnist.csv").read_text() for folder in ("here", "there"))
