@@ -28,6 +28,8 @@ bench: $(VENV)/.core
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[ray]'
 	$(BIN)/python benchmarks/cluster.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/flower.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

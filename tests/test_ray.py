@@ -168,8 +168,12 @@ def test_a_server_and_its_memory_go_back_too(federation, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [["optimizer.lr=0.02"], ["method.name=fedgkt", "method.interval=4", *LENETS]],
-    ids=["best models are from undone rounds", "a server has a network"],
+    [
+        pytest.param(["optimizer.lr=0.02"], id="best models are from undone rounds"),
+        pytest.param(
+            ["method.name=fedgkt", "method.interval=4", *LENETS], id="a server has a network", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_without_a_directory_the_way_back_is_kept_in_memory(federation, changes):
     settings = ["run.rounds=50", "run.eval_every=5", "run.checkpoint_every=20", *changes]
