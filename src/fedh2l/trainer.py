@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,11 +17,11 @@ from fedh2l.engines.base import Engine, NodesLostError, Which
 from fedh2l.engines.choice import engines_for
 from fedh2l.errors import DivergedError, RunError
 from fedh2l.federation import Federation
-from fedh2l.metrics import average, scores
 from fedh2l.models.saved import pack_model, probe
 from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
 from fedh2l.settings import RunSettings, resolve_device
+from fedh2l.standing import Standing
 
 log = logging.getLogger("fedh2l")
 
@@ -31,10 +30,6 @@ AUTOMATIC = 50
 
 STATE_COPIES = 9
 """A checkpoint holds about this many times the parameters: themselves, the best, two optimiser states of three."""
-
-
-ViewScore = tuple[int, int, list[int]]
-"""Validation samples that a view got right, the round of that, and the test samples of each domain it got right."""
 
 
 class Interrupted(Exception):  # noqa: N818 - an outcome rather than an error
@@ -64,12 +59,7 @@ class Trainer:
         self.stop = stop
         self.engine = engine or engines_for([federation])[0]
         self.round = 0
-        self.best: dict[str, tuple[int, int]] = {}
-        """For each node, the validation samples that its best model got right, and the round of that model."""
-        self.views: dict[str, dict[str, ViewScore]] = {}
-        """For each view and node, how the best of it did so far."""
-        self._last_validation: dict[str, int] = {}
-        self._conflicts = (0.0, 0)  # how many, of how many mutual steps
+        self.standing = Standing(federation.roster.names)
         device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         domains = [node.domain for node in federation.nodes]
         self.save_models = True
@@ -168,25 +158,11 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self.engine.complete(count=self.round == self.settings.rounds)
-        counts = self.engine.validate()
-        better = [name for name, right in counts.items() if right > self.best.get(name, (-1, 0))[0]]
-        self.best |= {name: (counts[name], self.round) for name in better}
-        self.engine.keep_best(better)
-        self._last_validation = counts
-        self._evaluate_views()
-        series = self.engine.series()
-        nodes = {}
-        for name in self.federation.roster.names:
-            nodes[name] = {
-                "validation_ACC": 100 * counts[name] / self._validation_size,
-                "best_round": self.best[name][1],
-                **{key: fmean(values) for key, values in sorted(series[name].items())},
-            }
-            conflicts = series[name].get("conflict_rate", [])
-            self._conflicts = (self._conflicts[0] + sum(conflicts), self._conflicts[1] + len(conflicts))
+        self.engine.keep_best(self.standing.take(self.engine.validate(), self.round))
+        self.standing.take_views(self.engine, self._tests, self.round, self.settings.selection == "last")
         entry = {
             "round": self.round,
-            "nodes": nodes,
+            "nodes": self.standing.summary(self.engine.series(), self._validation_size),
             "bytes": self.engine.ledger.total,
             "seconds": round(self._clock.seconds, 3),
         }
@@ -194,27 +170,10 @@ class Trainer:
             self.directory.append_metrics(entry)
         self._tell("on_evaluation", entry)
 
-    def _evaluate_views(self) -> None:
-        """Views have no weights to keep, so what is best on validation data is tested at once."""
-        for view, counts in self.engine.validate_views().items():
-            best = self.views.setdefault(view, {})
-            always = self.settings.selection == "last"
-            better = [name for name, right in counts.items() if always or right > best.get(name, (-1, 0, []))[0]]
-            if better:
-                tested = self.engine.correct_view(view, better, self._tests)
-                best |= {name: (counts[name], self.round, tested[name]) for name in better}
-
-    def _view_averages(self, totals: Sequence[int]) -> dict[str, dict[str, float]]:
-        names = self.federation.roster.names
-        return {
-            view: average([scores(best[name][2], totals, own) for own, name in enumerate(names)])
-            for view, best in self.views.items()
-        }
-
     def _finish(self) -> Result:
         names = self.federation.roster.names
         counts: dict[Which, list[list[int]]] = {}
-        rounds: dict[Which, list[int]] = {"last": [self.round] * len(names), "best": [self.best[n][1] for n in names]}
+        rounds: dict[Which, list[int]] = {"last": [self.round] * len(names), "best": self.standing.best_rounds()}
         order: list[Which] = ["last", "best"]
         for which in order:
             self.engine.select(which)
@@ -231,7 +190,7 @@ class Trainer:
             counts["last"],
             totals,
             rounds[selection],
-            [100 * right / self._validation_size for right in self._validated(selection)],
+            [100 * right / self._validation_size for right in self.standing.validated(selection)],
         )
         averages, averages_last = summarise(nodes)
         result = Result(
@@ -244,18 +203,13 @@ class Trainer:
             last=averages_last,
             matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in counts[selection]],
             bytes=self.engine.ledger.summary(self.settings.rounds),
-            conflict_rate=self._conflicts[0] / max(self._conflicts[1], 1),
+            conflict_rate=self.standing.conflict_rate,
             seconds=round(self._clock.seconds, 3),
-            views=self._view_averages(totals),
+            views=self.standing.view_averages(totals),
         )
         if self.directory:
             self.directory.write_result(result.to_dict())
         return result
-
-    def _validated(self, which: Which) -> list[int]:
-        """What each node's best or last model got right of the validation data."""
-        names = self.federation.roster.names
-        return [self.best[name][0] if which == "best" else self._last_validation[name] for name in names]
 
     def _save_models(self, which: Which, rounds: Sequence[int]) -> None:
         if self.directory and self.save_models:
@@ -278,9 +232,7 @@ class Trainer:
         with self._clock.checkpointing():
             plain = {
                 "settings": self._fingerprint(),
-                "best": self.best,
-                "views": self.views,
-                "conflicts": self._conflicts,
+                **self.standing.state(),
                 "ledger": self.engine.ledger.state(),
                 "seconds": self._clock.seconds,
             }
@@ -306,12 +258,7 @@ class Trainer:
             )
         self.engine.restore(checkpoint.tensors)
         self.round = checkpoint.round
-        self.best = {name: (right, round) for name, (right, round) in plain["best"].items()}
-        self.views = {
-            view: {name: (right, round, tests) for name, (right, round, tests) in scores.items()}
-            for view, scores in plain["views"].items()
-        }
-        self._conflicts = tuple(plain["conflicts"])
+        self.standing.restore(plain)
         self.engine.ledger.restore(plain["ledger"])
 
     def _fingerprint(self) -> dict[str, Any]:
