@@ -65,7 +65,7 @@ class Killer(Callback):
     def on_round(self, round: int) -> None:
         if self.when and self.when[0][0] == round:
             _, place = self.when.pop(0)
-            actor = self.trainer.engine._actors[place]
+            actor = self.trainer.engine._fleet.actors[place]
             os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
             time.sleep(0.5)
 
@@ -189,7 +189,7 @@ def test_without_a_directory_the_way_back_is_kept_in_memory(federation, changes)
 def test_a_node_that_is_gone_before_the_first_round(federation):
     undisturbed = Trainer(federation("run.engine=local")).run()
     trainer = Trainer(federation("run.engine=ray", FEW))
-    os.kill(ray.get(trainer.engine._actors[1].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    os.kill(ray.get(trainer.engine._fleet.actors[1].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
     assert trainer.run().matrix == undisturbed.matrix
 
 
@@ -258,7 +258,7 @@ def test_what_goes_wrong_at_a_node_is_told_as_ever(federation):
 
 def test_threads_are_what_the_run_says(federation):
     trainer = Trainer(federation("run.engine=ray", "ray.actors=1", "ray.num_cpus=1.5"))
-    (actor,) = trainer.engine._actors
+    (actor,) = trainer.engine._fleet.actors
     assert ray.get(actor.__ray_call__.remote(lambda _: torch.get_num_threads())) == 1
     assert ray.get(actor.__ray_call__.remote(lambda _: os.environ["FEDH2L_CORES"])) == "6"
     trainer.engine.close()

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.slow
 
 def homes(trainer: Trainer) -> list[str]:
     """On which machine each actor is."""
-    where = [a.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for a in trainer.engine._actors]
+    where = [
+        a.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for a in trainer.engine._fleet.actors
+    ]
     return ray.get(where)
 
 

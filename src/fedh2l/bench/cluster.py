@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.bench.runner import Counter, Workers
 from fedh2l.checkpoints import write_atomically
-from fedh2l.engines.ray import connect
+from fedh2l.engines.ray_fleet import connect
 from fedh2l.errors import ConfigError
 from fedh2l.plugins import search
 from fedh2l.rundir import RESULT
@@ -41,7 +41,7 @@ class OnRay(Workers):
         self.out = out
         if device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--device {device}: on a cluster it is cpu, cuda or auto")
-        self._started = connect(settings, [])
+        self._started = connect(settings)
         has = ray.cluster_resources()
         if device == "cuda" and has.get("GPU", 0) < 1:
             raise ConfigError("--device cuda: the Ray cluster has no GPU")

@@ -6,88 +6,36 @@ the server where a method has one. It hands out work ahead of what is done, so t
 
 from __future__ import annotations
 
-import copy
 import logging
-import os
-import pickle
-import socket
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import ray
-import torch
 from ray.exceptions import (
-    GetTimeoutError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
     RayTaskError,
-    WorkerCrashedError,
 )
 from torch import Tensor, nn
 
 from fedh2l.domain import Samples
 from fedh2l.engines.base import Engine, Fault, NodesLostError, Which, raise_earliest
 from fedh2l.engines.hub import Hub
-from fedh2l.engines.residents import Residents
-from fedh2l.errors import ConfigError, FedH2LError, RunError
+from fedh2l.engines.ray_actor import Common, Leg, Part, Size, part_of
+from fedh2l.engines.ray_fleet import LOST, Fleet
+from fedh2l.errors import FedH2LError
 from fedh2l.federation import Federation
 from fedh2l.learner import Learner
-from fedh2l.messages import Message
 from fedh2l.methods.base import Method
 from fedh2l.node import Node
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.plugins import search
-from fedh2l.sampling import node_secret
-from fedh2l.seedset import SeedSet
-from fedh2l.settings import CORES, RaySettings, available_cores
 from fedh2l.topology import Graph
 
 log = logging.getLogger("fedh2l")
 
-LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError, NodeDiedError)
-"""How Ray says that a process or machine is gone."""
 AHEAD = 3
 """How many legs are handed out before the first of them is done."""
 LEG = 10
 """Rounds without an exchange that an actor does at a time, at most, so that a run can be stopped soon."""
-
-
-class Part(NamedTuple):
-    """What an actor needs to take a node over: how to build it, and its state."""
-
-    node: Node
-    secret: str
-    networks: dict[str, nn.Module]
-    state: dict[str, Tensor]
-
-
-class Common(NamedTuple):
-    """What all nodes have in common."""
-
-    method: Method
-    optimizer: OptimizerSettings
-    batch_size: int
-    dtype: torch.dtype
-    threads: int
-    seed_set: SeedSet
-    validation: Samples
-
-
-class Leg(NamedTuple):
-    """What an actor does at a time: it learns from an exchange, does some rounds, and sends."""
-
-    heard: tuple[int, Graph] | None
-    """The round of the exchange, and whom each node hears in it."""
-    rounds: range
-    sends: bool
 
 
 class Flight(NamedTuple):
@@ -109,75 +57,6 @@ class Post(NamedTuple):
     """For each actor, the objects that hold what its nodes hear."""
 
 
-class Size(NamedTuple):
-    """What the ledger wants to know of a message."""
-
-    encoded_size: int
-    payload_size: int
-
-
-class NodeActor:
-    """Some nodes of a federation, in a process of their own."""
-
-    def __init__(self, stored: Sequence[Any], cores: int, paths: Sequence[str]) -> None:
-        for path in paths:
-            search(path)
-        os.environ[CORES] = str(cores)
-        parts: Sequence[Part]
-        common: Common
-        parts, common = ray.get(list(stored))
-        torch.set_num_threads(common.threads)  # Ray sets it to the number of CPUs it was asked for
-        self.device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
-        self.method = common.method
-        seed_set = common.seed_set.to(self.device, common.dtype)
-        validation = common.validation.to(self.device, common.dtype)
-        learners = []
-        for part in parts:
-            learner = Learner(
-                part.node, seed_set, part.secret, common.optimizer, common.batch_size, self.device, common.dtype,
-                validation,
-            )  # fmt: skip
-            for name, module in part.networks.items():
-                learner.further(name, module)
-            learner.restore(part.state)
-            learners.append(learner)
-        self.residents = Residents(learners, common.method)
-
-    def leg(self, leg: Leg, *outboxes: Mapping[str, Message]) -> tuple[dict[str, Message], dict[str, Size]]:
-        """Does what `leg` says; returns what the nodes send, and how large that is."""
-        if leg.heard is not None:
-            round, heard = leg.heard
-            sent = {sender: message.to(self.device) for outbox in outboxes for sender, message in outbox.items()}
-            self.residents.receive(
-                {name: [sent[sender] for sender in senders] for name, senders in heard.items()}, round
-            )
-        for round in leg.rounds:
-            self.residents.local_steps(round)
-        if not leg.sends:
-            return {}, {}
-        sends = self.residents.emit(leg.rounds[-1])
-        sizes = {sender: Size(message.encoded_size, message.payload_size) for sender, message in sends.items()}
-        return {sender: message.to(torch.device("cpu")) for sender, message in sends.items()}, sizes
-
-    def ask(self, question: str, *arguments: Any) -> Any:
-        """What the nodes say to one of the questions that `Residents` answers, on the CPU."""
-        answer = getattr(self.residents, question)
-        return _elsewhere(answer(*(self._here(argument) for argument in arguments)) if callable(answer) else answer)
-
-    def _here(self, argument: Any) -> Any:
-        if isinstance(argument, Message):
-            return argument.to(self.device)
-        if isinstance(argument, (list, tuple)) and argument and isinstance(argument[0], Samples):
-            return [samples.to(self.device, samples.inputs.dtype) for samples in argument]
-        return argument
-
-
-def _elsewhere(answer: Any) -> Any:
-    if isinstance(answer, Tensor):
-        return answer.detach().cpu().clone()  # a view would be sent with all that it is a view of
-    return {key: _elsewhere(value) for key, value in answer.items()} if isinstance(answer, dict) else answer
-
-
 class RayEngine(Engine):
     """Runs the rounds of a federation whose nodes are in Ray actors."""
 
@@ -185,7 +64,6 @@ class RayEngine(Engine):
 
     def __init__(self, federation: Federation) -> None:
         self.roster = federation.roster
-        self.settings = federation.ray
         learners = federation.learners()
         self.method = federation.method.fitted(learners, federation.settings.rounds)
         self.hub = Hub(self.method, learners, self.roster, federation.settings.rounds)
@@ -197,77 +75,14 @@ class RayEngine(Engine):
             if isinstance(node.model, nn.Module)
         }
         """Those whose module is the caller's: what they learn is brought back to it."""
-        self._groups = _dealt(federation.members, self.settings.actors)
-        self._wants = [_wanted([node.resources for node in group], self.settings) for group in self._groups]
-        self._actors: list[Any] = []
+        self._fleet = Fleet(federation.members, federation.ray)
+        self._fleet.start(*_luggage(federation, self.method, learners))
+        self._home = {node.name: place for place, group in enumerate(self._fleet.groups) for node in group}
+        """In which actor each node is."""
         self._flying: deque[Flight] = deque()
-        self._started = connect(self.settings, self._wants)
-        try:
-            self._send(federation, learners)
-            self._actors += [self._actor(place) for place in range(len(self._groups))]
-            self._await(self._actors)
-        except BaseException:
-            self._end()
-            raise
         self._sets: tuple[Sequence[Samples], Any] | None = None
         self._going = True
         self._round_done = 0
-        self._restarts = 0
-
-    # Actors
-
-    def _send(self, federation: Federation, learners: Sequence[Learner]) -> None:
-        """Puts what actors start with where they find it, also those that are started again."""
-        common = Common(
-            self.method, federation.optimizer, federation.settings.batch_size, federation.settings.torch_dtype,
-            federation.settings.threads, learners[0].seed_set, _validation(learners[0]),
-        )  # fmt: skip
-        self._common = ray.put(common)
-        self._parts = []
-        named = {learner.name: learner for learner in learners}
-        for place, group in enumerate(self._groups):
-            parts = [_part(node, named[node.name], federation.settings.seed) for node in group]
-            try:
-                self._parts.append(ray.put(parts))
-            except (TypeError, AttributeError, pickle.PicklingError) as error:
-                why = str(error.__cause__ or error).strip().splitlines()[0]
-                raise ConfigError(f"{self._who(place)} cannot be sent to another process: {why}") from error
-
-    def _actor(self, place: int) -> Any:
-        wanted = self._wants[place]
-        cores = max(1, int(wanted["num_cpus"]))
-        try:
-            made = ray.remote(NodeActor).options(**wanted, max_restarts=0, max_task_retries=0)
-            return made.remote([self._parts[place], self._common], cores, sys.path)
-        except ValueError as error:
-            why = " ".join(str(part).strip() for part in error.args)
-            raise ConfigError(f"resources of {self._who(place)}: {why}") from None
-
-    def _await(self, actors: Sequence[Any]) -> None:
-        """Until actors are at work; says so if the cluster has no room for them."""
-        began = time.monotonic()
-        waiting = [actor.ask.remote("parameter_bytes") for actor in actors]
-        told = False
-        while waiting:
-            done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=5)
-            try:
-                ray.get(done)
-            except (*LOST, RayTaskError) as error:
-                why = str(error).strip().splitlines()[-1].strip()
-                raise RunError(f"a node could not be started on the Ray cluster: {why}") from error
-            seconds = time.monotonic() - began
-            if waiting and seconds > self.settings.patience:
-                raise RunError(
-                    f"{len(waiting)} of {len(actors)} actors found no place on the Ray cluster within {seconds:.0f} s; "
-                    f"it has {_resources(ray.cluster_resources())}, free are {_resources(ray.available_resources())}. "
-                    f"Ask for less in nodes.*.resources or [ray], or raise ray.patience"
-                )
-            if waiting and not told and seconds > 20:
-                told = True
-                log.warning("%d actors wait for room on the Ray cluster", len(waiting))
-
-    def _who(self, place: int) -> str:
-        return ", ".join(f"node '{node.name}'" for node in self._groups[place])
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -287,18 +102,7 @@ class RayEngine(Engine):
     def revive(self) -> list[str]:
         """Starts the actors that are gone again; all of them have to be restored then."""
         self._discard()
-        lost = [place for place, actor in enumerate(self._actors) if not _alive(actor)]
-        self._restarts += len(lost)
-        if self._restarts > self.settings.restarts:
-            raise RunError(
-                f"{self._who(lost[0])} died, and nodes were restarted {self.settings.restarts} times before "
-                f"(ray.restarts); is there enough memory for all of them?"
-            )
-        for place in lost:
-            ray.kill(self._actors[place])  # it may only be out of reach
-            self._actors[place] = self._actor(place)
-        self._await([self._actors[place] for place in lost])
-        return [node.name for place in lost for node in self._groups[place]]
+        return self._fleet.replace_lost()
 
     def _discard(self) -> None:
         """Waits for the legs that are under way to end, one way or the other."""
@@ -337,8 +141,10 @@ class RayEngine(Engine):
         """Hands out a leg of these rounds, with what is to be heard before; returns where the outboxes will be."""
         sends = bool(rounds) and self.method.exchanges(rounds[-1])
         results = []
-        for place, actor in enumerate(self._actors):
-            heard = (post.round, {node.name: post.heard[node.name] for node in self._groups[place]}) if post else None
+        for place, actor in enumerate(self._fleet.actors):
+            heard = (
+                (post.round, {node.name: post.heard[node.name] for node in self._fleet.groups[place]}) if post else None
+            )
             outboxes = post.outboxes[place] if post else ()
             results.append(actor.leg.options(num_returns=2).remote(Leg(heard, rounds, sends), *outboxes))
         teachers = self.method.teachers(self.roster, rounds[-1]) if sends and self.method.decentralised else None
@@ -349,18 +155,18 @@ class RayEngine(Engine):
         """Directs what was sent in a round to those who hear it, each actor getting what its nodes need."""
         teachers = self._flying[-1].teachers if self._flying else None
         if teachers is not None:
-            home = {node.name: place for place, group in enumerate(self._groups) for node in group}
             needed = [
-                sorted({home[sender] for node in group for sender in teachers[node.name]}) for group in self._groups
+                sorted({self._home[sender] for node in group for sender in teachers[node.name]})
+                for group in self._fleet.groups
             ]
             return Post(round, teachers, [tuple(outboxes[place] for place in places) for places in needed])
         sent = {sender: message for outbox in ray.get(list(outboxes)) for sender, message in outbox.items()}
         answers = {name: answer for name, (answer,) in self.hub.answers(sent, round).items()}
         if len({id(answer) for answer in answers.values()}) == 1:
             everybody = ray.put(answers)
-            posted = [(everybody,) for _ in self._groups]
+            posted = [(everybody,) for _ in self._fleet.groups]
         else:
-            posted = [(ray.put({node.name: answers[node.name] for node in group}),) for group in self._groups]
+            posted = [(ray.put({node.name: answers[node.name] for node in group}),) for group in self._fleet.groups]
         return Post(round, {name: (name,) for name in self.roster.names}, posted)
 
     def _land(self, ahead: int, keep_going: Callable[[int], bool]) -> None:
@@ -381,7 +187,7 @@ class RayEngine(Engine):
     def _ask(self, question: str, *arguments: Any) -> list[Any]:
         """What each actor says."""
         with self._translated():
-            return list(ray.get([actor.ask.remote(question, *arguments) for actor in self._actors]))
+            return list(ray.get([actor.ask.remote(question, *arguments) for actor in self._fleet.actors]))
 
     def _named(self, question: str, *arguments: Any) -> dict[str, Any]:
         """What the actors say of their nodes, in roster order."""
@@ -454,7 +260,7 @@ class RayEngine(Engine):
             ray.get(
                 [
                     actor.ask.remote("restore", {k: v for k, v in state.items() if k.split("/")[0] in _names(group)})
-                    for actor, group in zip(self._actors, self._groups, strict=True)
+                    for actor, group in zip(self._fleet.actors, self._fleet.groups, strict=True)
                 ]
             )
         self.hub.restore(state)
@@ -474,88 +280,22 @@ class RayEngine(Engine):
         except NodesLostError:
             log.warning("a node is gone, so the modules that were given keep their initial weights")
         finally:
-            self._end()
+            self._fleet.end()
             for learner in self._given.values():
                 learner.release()
 
-    def _end(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
-        if self._started:
-            ray.shutdown()
 
-
-def connect(settings: RaySettings, wants: Sequence[Mapping[str, Any]]) -> bool:
-    """Connects to the cluster, or starts Ray on this machine; whether it was started, and so is to be ended."""
-    if ray.is_initialized():
-        return False
-    address = settings.address or os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if address:
-            _knock(address)
-            ray.init(address=address, **quiet)
-        else:
-            cpus = sum(want["num_cpus"] for want in wants)  # a machine of one's own may be shared out more than once
-            ray.init(
-                address="local", num_cpus=max(available_cores(), int(-(-cpus // 1))), include_dashboard=False, **quiet
-            )
-    except (OSError, RayError, RuntimeError, ValueError) as error:
-        where = f"at '{address}'" if address else "on this machine"
-        raise RunError(f"cannot reach Ray {where}: {error}") from error
-    return True
-
-
-def _knock(address: str) -> None:
-    """Raises OSError if nobody answers there; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if "://" not in address and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=10).close()
-
-
-def _dealt(nodes: Sequence[Node], actors: int) -> list[list[Node]]:
-    """Nodes in as many groups as there are to be actors, neighbours together; 0: each has its own."""
-    count = min(actors or len(nodes), len(nodes))
-    edges = [len(nodes) * place // count for place in range(count + 1)]
-    return [list(nodes[a:b]) for a, b in pairwise(edges)]
-
-
-def _wanted(asked: Sequence[Mapping[str, float]], settings: RaySettings) -> dict[str, Any]:
-    """What an actor asks the cluster for: the sum of what its nodes do."""
-    total: dict[str, float] = {}
-    for resources in asked:
-        for key, amount in {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **resources}.items():
-            total[key] = total.get(key, 0) + amount
-    wanted: dict[str, Any] = {key: total.pop(key) for key in ("num_cpus", "num_gpus", "memory") if key in total}
-    return wanted | {"resources": total}
-
-
-def _part(node: Node, learner: Learner, seed: int) -> Part:
-    """A node as its learner is now, with tensors of its own."""
-    model = copy.deepcopy(node.model) if isinstance(node.model, nn.Module) else node.model
-    networks = {name: copy.deepcopy(network.module) for name, network in learner.networks.items()}
-    alike = Node(node.name, model, node.domain, node.model_args, node.resources)
-    return Part(alike, node_secret(seed, node.name), networks, learner.state())
-
-
-def _validation(learner: Learner) -> Samples:
-    assert learner.validation is not None
-    return learner.validation
+def _luggage(federation: Federation, method: Method, learners: Sequence[Learner]) -> tuple[Common, dict[str, Part]]:
+    """What actors start with: what is common to all nodes, and what is each one's own."""
+    settings, first = federation.settings, learners[0]
+    assert first.validation is not None
+    common = Common(
+        method, federation.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
+        first.validation,
+    )  # fmt: skip
+    nodes = zip(federation.members, learners, strict=True)
+    return common, {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}
 
 
 def _names(group: Sequence[Node]) -> set[str]:
     return {node.name for node in group}
-
-
-def _alive(actor: Any) -> bool:
-    try:
-        ray.get(actor.ask.remote("parameter_bytes"), timeout=60)
-    except (*LOST, GetTimeoutError):
-        return False
-    return True
-
-
-def _resources(amounts: Mapping[str, float]) -> str:
-    return ", ".join(f"{amounts.get(key, 0):g} {key}" for key in ("CPU", "GPU"))

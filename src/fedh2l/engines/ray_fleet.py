@@ -1,0 +1,184 @@
+"""The processes that the nodes of a federation are dealt to, on a Ray cluster or on this machine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from fedh2l.engines.ray_actor import Common, NodeActor, Part
+from fedh2l.errors import ConfigError, RunError
+from fedh2l.node import Node
+from fedh2l.settings import RaySettings, available_cores
+
+log = logging.getLogger("fedh2l")
+
+LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError, NodeDiedError)
+"""How Ray says that a process or machine is gone."""
+
+
+class Fleet:
+    """An actor for each group of nodes, started again where it dies; making one connects to the cluster."""
+
+    def __init__(self, nodes: Sequence[Node], settings: RaySettings) -> None:
+        self.settings = settings
+        self.groups = _dealt(nodes, settings.actors)
+        self.actors: list[Any] = []
+        self._wants = [_wanted([node.resources for node in group], settings) for group in self.groups]
+        self._started = connect(settings, sum(want["num_cpus"] for want in self._wants))
+        self._restarts = 0
+
+    def start(self, common: Common, parts: Mapping[str, Part]) -> None:
+        """Starts every actor; what they start with stays where one that is started again finds it."""
+        try:
+            self._common = ray.put(common)
+            self._parts = [self._sent(place, [parts[node.name] for node in g]) for place, g in enumerate(self.groups)]
+            self.actors += [self._actor(place) for place in range(len(self.groups))]
+            self._await(self.actors)
+        except BaseException:
+            self.end()
+            raise
+
+    def _sent(self, place: int, parts: Sequence[Part]) -> Any:
+        try:
+            return ray.put(list(parts))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            why = str(error.__cause__ or error).strip().splitlines()[0]
+            raise ConfigError(f"{self._who(place)} cannot be sent to another process: {why}") from error
+
+    def _actor(self, place: int) -> Any:
+        wanted = self._wants[place]
+        cores = max(1, int(wanted["num_cpus"]))
+        try:
+            made = ray.remote(NodeActor).options(**wanted, max_restarts=0, max_task_retries=0)
+            return made.remote([self._parts[place], self._common], cores, sys.path)
+        except ValueError as error:
+            why = " ".join(str(part).strip() for part in error.args)
+            raise ConfigError(f"resources of {self._who(place)}: {why}") from None
+
+    def _await(self, actors: Sequence[Any]) -> None:
+        """Until actors are at work; says so if the cluster has no room for them."""
+        began = time.monotonic()
+        waiting = [actor.ask.remote("parameter_bytes") for actor in actors]
+        told = False
+        while waiting:
+            done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=5)
+            try:
+                ray.get(done)
+            except (*LOST, RayTaskError) as error:
+                why = str(error).strip().splitlines()[-1].strip()
+                raise RunError(f"a node could not be started on the Ray cluster: {why}") from error
+            seconds = time.monotonic() - began
+            if waiting and seconds > self.settings.patience:
+                raise RunError(
+                    f"{len(waiting)} of {len(actors)} actors found no place on the Ray cluster within {seconds:.0f} s; "
+                    f"it has {_resources(ray.cluster_resources())}, free are {_resources(ray.available_resources())}. "
+                    f"Ask for less in nodes.*.resources or [ray], or raise ray.patience"
+                )
+            if waiting and not told and seconds > 20:
+                told = True
+                log.warning("%d actors wait for room on the Ray cluster", len(waiting))
+
+    def _who(self, place: int) -> str:
+        return ", ".join(f"node '{node.name}'" for node in self.groups[place])
+
+    def replace_lost(self) -> list[str]:
+        """Starts the actors that are gone again; returns the names of their nodes."""
+        lost = [place for place, actor in enumerate(self.actors) if not _alive(actor)]
+        self._restarts += len(lost)
+        if self._restarts > self.settings.restarts:
+            raise RunError(
+                f"{self._who(lost[0])} died, and nodes were restarted {self.settings.restarts} times before "
+                f"(ray.restarts); is there enough memory for all of them?"
+            )
+        for place in lost:
+            ray.kill(self.actors[place])  # it may only be out of reach
+            self.actors[place] = self._actor(place)
+        self._await([self.actors[place] for place in lost])
+        return [node.name for place in lost for node in self.groups[place]]
+
+    def end(self) -> None:
+        """Ends the actors, and Ray if it was started for them."""
+        for actor in self.actors:
+            ray.kill(actor)
+        if self._started:
+            ray.shutdown()
+
+
+def connect(settings: RaySettings, cpus: float = 0) -> bool:
+    """Connects to the cluster, or starts Ray on this machine; whether it was started, and so is to be ended.
+
+    `cpus` is what will be asked for: a machine of one's own may be shared out more than once.
+    """
+    if ray.is_initialized():
+        return False
+    address = settings.address or os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address:
+            _knock(address)
+            ray.init(address=address, **quiet)
+        else:
+            there = max(available_cores(), math.ceil(cpus))
+            ray.init(address="local", num_cpus=there, include_dashboard=False, **quiet)
+    except (OSError, RayError, RuntimeError, ValueError) as error:
+        where = f"at '{address}'" if address else "on this machine"
+        raise RunError(f"cannot reach Ray {where}: {error}") from error
+    return True
+
+
+def _knock(address: str) -> None:
+    """Raises OSError if nobody answers there; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" not in address and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _dealt(nodes: Sequence[Node], actors: int) -> list[list[Node]]:
+    """Nodes in as many groups as there are to be actors, neighbours together; 0: each has its own."""
+    count = min(actors or len(nodes), len(nodes))
+    edges = [len(nodes) * place // count for place in range(count + 1)]
+    return [list(nodes[a:b]) for a, b in pairwise(edges)]
+
+
+def _wanted(asked: Sequence[Mapping[str, float]], settings: RaySettings) -> dict[str, Any]:
+    """What an actor asks the cluster for: the sum of what its nodes do."""
+    total: dict[str, float] = {}
+    for resources in asked:
+        for key, amount in {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **resources}.items():
+            total[key] = total.get(key, 0) + amount
+    wanted: dict[str, Any] = {key: total.pop(key) for key in ("num_cpus", "num_gpus", "memory") if key in total}
+    return wanted | {"resources": total}
+
+
+def _alive(actor: Any) -> bool:
+    try:
+        ray.get(actor.ask.remote("parameter_bytes"), timeout=60)
+    except (*LOST, GetTimeoutError):
+        return False
+    return True
+
+
+def _resources(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{amounts.get(key, 0):g} {key}" for key in ("CPU", "GPU"))
