@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -121,6 +124,12 @@ def test_as_one_is_as_one_by_one(variant):
         assert one["round"] == two["round"]
         for name, values in one["nodes"].items():
             assert values == pytest.approx(two["nodes"][name], rel=1e-6, abs=1e-9)
+
+
+def test_models_that_cannot_be_stacked_are_named_with_the_reason(caplog):
+    with caplog.at_level(logging.INFO, "fedh2l"):
+        engines_for([federation_of(0, *BRANCHING, "run.engine=batched")])
+    assert re.search(r"4 models of class Branching are run one after the other: \w+Error: .*item", caplog.text)
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "branching"])

@@ -7,6 +7,7 @@ is saved or ends.
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from torch.func import functional_call, vmap
 from fedh2l.engines.matrices import AsMatrices
 from fedh2l.errors import ConfigError, MethodError
 from fedh2l.network import Network
+
+log = logging.getLogger("fedh2l")
 
 
 class StackedNetwork(Network):
@@ -118,17 +121,24 @@ class StackedNetwork(Network):
                 as_one = self.predict(inputs)
                 with torch.no_grad():
                     self.logits(inputs)
-            except Exception:  # whatever a user's layers may do
-                self.stackable = False
+            except Exception as error:  # whatever a user's layers may do
+                self._give_up(f"{type(error).__name__}: {error}")
             else:
                 self.stackable = False  # members may look alike and yet compute something else
                 one_by_one = self.predict(inputs)
                 self.stackable = torch.allclose(as_one, one_by_one, rtol=1e-3, atol=1e-4)
+                if not self.stackable:
+                    self._give_up("as one they compute something else than one by one")
         self._check_buffers(inputs, rest)
         if inputs.is_cuda:
             self.recordable = self._never_waits(inputs)
         for name, value in rest.items():
             self.rest[name].copy_(value)
+
+    def _give_up(self, why: str) -> None:
+        self.stackable = False
+        kind, reason = type(self.module).__name__, why.strip().splitlines()[0]
+        log.info("%d models of class %s are run one after the other: %s", len(self.members), kind, reason)
 
     @torch.no_grad()
     def _check_buffers(self, inputs: Tensor, before: Mapping[str, Tensor]) -> None:
@@ -153,7 +163,8 @@ class StackedNetwork(Network):
             torch.cuda.set_sync_debug_mode("error")
         try:
             self.gradient(self.logits(inputs).sum((-2, -1)))
-        except Exception:  # whatever a user's layers may do
+        except Exception as error:  # whatever a user's layers may do
+            log.info("rounds are not recorded: %s", str(error).strip().partition("\n")[0])
             return False
         finally:
             torch.cuda.set_sync_debug_mode("default")
