@@ -18,12 +18,15 @@ import torch
 from torch import nn
 
 import fedh2l
-from conftest import blobs
+from conftest import MLPS, TINY, blobs
+from fedh2l.bench.cells import Cell, Place, run_cells
+from fedh2l.bench.cluster import OnRay
 from fedh2l.callbacks import Callback
 from fedh2l.config import load_config
 from fedh2l.errors import ConfigError, DivergedError, RunError
 from fedh2l.methods.registry import METHODS
 from fedh2l.rundir import RunDirectory
+from fedh2l.settings import RaySettings
 from fedh2l.trainer import Interrupted, Trainer
 
 FEW = "ray.actors=2"
@@ -142,7 +145,7 @@ def test_modules_that_are_given_have_learned_the_same():
     ],
 )
 def test_a_node_that_dies_changes_nothing(federation, tmp_path, caplog, when):
-    changes = ["run.rounds=40", "run.checkpoint_every=10"]
+    changes = ["run.rounds=40", "run.checkpoint_every=20"]
     undisturbed = train(federation(*changes, "run.engine=local"), tmp_path / "here")
     trainer = interrupted_by(Killer(*when), federation(*changes, "run.engine=ray", FEW))
     trainer.directory = RunDirectory.claim(tmp_path / "there", "x")
@@ -158,7 +161,7 @@ def test_a_node_that_dies_changes_nothing(federation, tmp_path, caplog, when):
 
 @pytest.mark.slow
 def test_a_server_and_its_memory_go_back_too(federation, tmp_path):
-    changes = ["method.name=agnostic", "method.interval=3", "run.rounds=30", "run.checkpoint_every=10"]
+    changes = ["method.name=agnostic", "method.interval=3", "run.rounds=30", "run.checkpoint_every=20"]
     undisturbed = train(federation(*changes, "run.engine=local"), tmp_path / "here")
     trainer = interrupted_by(Killer((24, 1)), federation(*changes, "run.engine=ray", FEW))
     trainer.directory = RunDirectory.claim(tmp_path / "there", "x")
@@ -233,7 +236,7 @@ def test_a_node_that_keeps_dying_ends_the_run(federation):
 @pytest.mark.slow
 @pytest.mark.parametrize("engines", [("ray", "local"), ("local", "ray")])
 def test_either_engine_goes_on_from_the_others_checkpoint(federation, tmp_path, engines):
-    changes = ["run.rounds=30", "run.checkpoint_every=10"]
+    changes = ["run.rounds=30", "run.checkpoint_every=20"]
     whole = train(federation(*changes, "run.engine=local"), tmp_path / "whole")
     first, second = (federation(*changes, f"run.engine={engine}", FEW) for engine in engines)
     trainer = Trainer(first, RunDirectory.claim(tmp_path / "parts", "x"))
@@ -312,18 +315,33 @@ def test_from_the_command_line_stopped_and_resumed(cli, tmp_path):
 
 @pytest.mark.slow
 def test_a_bench_on_the_cluster_is_the_bench_here(cli, tmp_path):
-    """Stopped on the way and started again, it ends with the tables that processes of this machine make."""
     settings = ["bench", "heterogeneous-mnist", "--methods", "fedh2l,aggregation", "--seeds", "2", "--rounds", "60"]
     settings += ["--set", "data.per_class=20"]
     assert cli(*settings, "--device", "cpu", "--out", "here").returncode == 0
-    stopped = cli(*settings, "--engine", "ray", "--out", "there", "--time-limit", "12")
-    assert stopped.returncode in (0, 75), stopped.stderr
-    saved = sorted((tmp_path / "there").glob("cells/*/checkpoints/*"))
-    late = cli(*settings, "--engine", "ray", "--out", "there", "--time-limit", "0")
-    assert late.returncode == stopped.returncode, late.stderr
-    assert {path.parent for path in saved} <= {p.parent for p in (tmp_path / "there").glob("cells/*/checkpoints/*")}
     done = cli(*settings, "--engine", "ray", "--out", "there")
     assert done.returncode == 0, done.stderr
     one, two = ((tmp_path / folder / "heterogeneous-mnist.csv").read_text() for folder in ("here", "there"))
     assert one == two
-    assert not list((tmp_path / "there").glob("cells/*/checkpoints"))
+
+
+def test_a_run_of_a_bench_that_is_stopped_keeps_what_it_saved_and_goes_on(tmp_path):
+    """Stopped here, sent to the cluster after all were asked to stop, sent again: it ends as if nothing had been."""
+    cell = Cell("fedh2l", (*TINY, *MLPS, "run.rounds=40"), 0)
+    rounds = iter(range(100))
+    with pytest.raises(Interrupted):
+        run_cells([cell], Place(tmp_path, "cpu", Callback, lambda: next(rounds) > 11))
+    saved = {path: path.read_bytes() for path in cell.path(tmp_path).glob("checkpoints/*")}
+    assert saved
+    for stop in (True, False):
+        workers = OnRay(tmp_path, "cpu", RaySettings())
+        if stop:
+            workers.stop()
+        task = workers.submit([cell])
+        assert workers.wait([task], 180) == [task]
+        assert workers.outcome(task, [cell]) == {}
+        workers.close()
+        assert (cell.result(tmp_path) is None) == stop
+        assert not stop or saved == {path: path.read_bytes() for path in cell.path(tmp_path).glob("checkpoints/*")}
+    run_cells([cell], Place(tmp_path / "whole", "cpu", Callback, lambda: False))
+    assert cell.result(tmp_path)["matrix"] == cell.result(tmp_path / "whole")["matrix"]
+    assert not (cell.path(tmp_path) / "checkpoints").exists()
