@@ -53,7 +53,10 @@ class Network:
         key = state or phase
         if key not in self.optimizer_states:
             self.optimizer_states[key] = self.optimizer.initial_state(self.parameters)
-        self.optimizer.step(self.parameters, gradient, self.optimizer_states[key], self.optimizer.rate(phase))
+        self._update(gradient, self.optimizer_states[key], self.optimizer.rate(phase))
+
+    def _update(self, gradient: Tensor, state: State, rate: float) -> None:
+        self.optimizer.step(self.parameters, gradient, state, rate)
 
     def shared(self) -> Tensor:
         """What parameter averaging exchanges, as a new vector: trained parameters, then floating-point buffers."""

@@ -1,0 +1,109 @@
+"""Kernels in CUDA's language, compiled for the shapes at hand while a run starts.
+
+`cuda.bindings` comes with PyTorch for CUDA on Linux and needs neither a compiler nor CUDA's toolkit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("fedh2l")
+
+STATIC = 48 * 1024
+"""Bytes of shared memory that a block has without asking."""
+C_TYPES = {int: ctypes.c_longlong, float: ctypes.c_double}
+TYPES = {torch.float32: "float", torch.float64: "double"}
+
+
+class Kernel:
+    """A compiled kernel, to be called with tensors, integers (`long long`) and floats (`double`)."""
+
+    def __init__(self, binary: bytes, name: str, shared: int) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        _enter_context()
+        self._module = checked(driver.cuModuleLoadData(binary))
+        self._function = checked(driver.cuModuleGetFunction(self._module, name.encode()))
+        self._shared = shared
+        if shared > STATIC:
+            most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked(driver.cuFuncSetAttribute(self._function, most, shared))
+
+    def __call__(self, grid: Sequence[int], threads: int, *arguments: Tensor | float | None) -> None:
+        """Adds it to the current stream; `None` is a null pointer."""
+        _enter_context()
+        values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
+        types = tuple(C_TYPES.get(type(a), ctypes.c_void_p) for a in arguments)
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = torch.cuda.current_stream().cuda_stream
+        launch = self._driver.cuLaunchKernel
+        checked(launch(self._function, x, y, z, threads, 1, 1, self._shared, stream, (values, types), 0))
+
+
+def _enter_context() -> None:
+    """Makes PyTorch's context current: threads of its own, as those of backward passes, may have none yet."""
+    from cuda.bindings import driver
+
+    if not int(checked(driver.cuCtxGetCurrent())):
+        device = checked(driver.cuDeviceGet(torch.cuda.current_device()))
+        checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(device))))
+
+
+def checked(answer: tuple[Any, ...]) -> Any:
+    """What CUDA returned beside its status."""
+    status, *rest = answer
+    if int(status) != 0:
+        raise RuntimeError(f"CUDA: {status!r}")
+    return rest[0] if rest else None
+
+
+@cache
+def available() -> bool:
+    """Whether kernels can be compiled here."""
+    try:
+        from cuda.bindings import driver, nvrtc  # noqa: F401
+    except ImportError as error:
+        log.info("without CUDA kernels of its own: %s", error)
+        return False
+    return True
+
+
+_kernels: dict[tuple[Any, ...], Kernel] = {}
+
+
+def kernel(file: str, name: str, dtype: torch.dtype, constants: Mapping[str, int], shared: int = 0) -> Kernel:
+    """The kernel `name` of a file for the current device; of `constants`, what begins with # is only defined."""
+    key = (torch.cuda.current_device(), file, name, dtype, *constants.items())
+    if key not in _kernels:
+        defined = [f"#define {word[1:]}" for word in constants if word.startswith("#")]
+        numbers = ", ".join(f"{word} = {value}" for word, value in constants.items() if not word.startswith("#"))
+        source = (files("fedh2l.engines.cuda") / file).read_text()
+        head = [*defined, f"typedef {TYPES[dtype]} REAL;", f"constexpr int {numbers};" if numbers else ""]
+        _kernels[key] = Kernel(_compiled("\n".join([*head, source]), file), name, shared)
+    return _kernels[key]
+
+
+def _compiled(source: str, file: str) -> bytes:
+    from cuda.bindings import nvrtc
+
+    major, minor = torch.cuda.get_device_capability()
+    options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--std=c++17"]
+    program = checked(nvrtc.nvrtcCreateProgram(source.encode(), file.encode(), 0, [], []))
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(status) != 0:
+        report = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
+        checked(nvrtc.nvrtcGetProgramLog(program, report))
+        raise RuntimeError(f"{file} could not be compiled: {report.decode()}")
+    binary: bytes = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+    checked(nvrtc.nvrtcGetCUBIN(program, binary))
+    checked(nvrtc.nvrtcDestroyProgram(program))
+    return binary

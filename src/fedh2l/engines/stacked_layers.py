@@ -1,0 +1,114 @@
+"""How layers of stacked networks are computed.
+
+`torch.func.vmap` turns the convolutions of many networks into one grouped convolution, which cuDNN runs group after
+group. Here small convolutions and poolings on a GPU go to kernels of this project (`cuda/`); other small convolutions
+become one product of matrices, by gathering every window of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedh2l.engines.cuda.layers import OneConvolution, OnePooling, can_convolve, can_pool
+
+LARGEST = 65_536
+"""Numbers in the windows of one sample beyond which a convolution is left to cuDNN."""
+
+
+class StackedLayers(TorchFunctionMode):
+    """While active, layers are computed in ways that suit many small networks under `vmap`."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Intercepts `conv2d`, `max_pool2d` and `linear`."""
+        return INSTEAD.get(func, func)(*args, **(kwargs or {}))
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """`torch.conv2d`, by a kernel or by the windows of the input where they are small enough."""
+    plain = x.dim() == 4 and groups == 1 and not isinstance(padding, str) and set(_pair(dilation)) == {1}
+    if plain and not isinstance(padding, str):
+        (down, across), (tall, wide) = _pair(stride), _pair(padding)
+        in_channels, height, width = weight.shape[1:]
+        rows = (x.shape[2] + 2 * tall - height) // down + 1
+        columns = (x.shape[3] + 2 * wide - width) // across + 1
+        if in_channels * height * width * rows * columns <= LARGEST:
+            if (down, across) == (1, 1) and can_convolve(x, weight, (tall, wide)):
+                result: Tensor = OneConvolution.apply(x, weight, bias, (tall, wide))
+                return result
+            return _by_windows(x, weight, bias, (down, across), (tall, wide), (rows, columns))
+    return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+def _by_windows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    size: tuple[int, int],
+) -> Tensor:
+    (out_channels, _, height, width), (tall, wide) = weight.shape, padding
+    padded = F.pad(x, (wide, wide, tall, tall)) if tall or wide else x
+    windows = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])  # (n, channels, *size, height, width)
+    matrix = windows.permute(0, 1, 4, 5, 2, 3).reshape(x.shape[0], -1, size[0] * size[1])
+    product = weight.flatten(1) @ matrix
+    if bias is not None:
+        product = product + bias.unsqueeze(-1)
+    return product.reshape(x.shape[0], out_channels, *size)
+
+
+def max_pooling(
+    x: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """`F.max_pool2d`, by a kernel where windows are squares that do not overlap."""
+    size, step = _pair(kernel_size), _pair(stride or kernel_size)
+    tiled = len({*size, *step}) == 1 and set(_pair(padding)) == {0} and set(_pair(dilation)) == {1}
+    if tiled and not ceil_mode and not return_indices and x.dim() == 4 and size[0] <= min(x.shape[2:]) and can_pool(x):
+        return OnePooling.apply(x, size[0])
+    return torch.nn.functional.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` as a product and a sum; stacked, its own form takes kernels more, to multiply the bias by 1."""
+    product = x @ weight.t()
+    return product if bias is None else product + bias
+
+
+INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.conv2d: convolution,
+    F.max_pool2d: max_pooling,
+    F.linear: linear,
+}
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    first, second = value
+    return first, second
