@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import torch
 from torch import nn
 
 import fedh2l
+from fedh2l.callbacks import Callback
 from fedh2l.config import load_config
 from fedh2l.federation import Federation
+from fedh2l.rundir import RunDirectory
+from fedh2l.trainer import Trainer
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("any machine", deadline=None)  # slow is not wrong
@@ -46,6 +50,21 @@ def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, **options)
 
     return call
+
+
+def train(federation: Federation, folder: Path, callbacks: Sequence[Callback] = ()) -> Any:
+    """A run with everything that it leaves behind, without what time it took."""
+    Trainer(federation, RunDirectory.claim(folder, "x"), callbacks).run()
+    return left_behind(folder)
+
+
+def left_behind(folder: Path) -> Any:
+    files = {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())}
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((folder / "result.json").read_text())
+    for entry in (*metrics, result):
+        del entry["seconds"]
+    return files, metrics, result
 
 
 def blobs(name: str, shift: float = 0.0, size: int = 120, classes: int = 3, seed: int = 0) -> fedh2l.Domain:

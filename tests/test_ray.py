@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import fedh2l
-from conftest import MLPS, TINY, blobs
+from conftest import MLPS, TINY, blobs, left_behind, train
 from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.bench.cluster import OnRay
 from fedh2l.callbacks import Callback
@@ -40,22 +40,6 @@ def cluster():
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-def train(federation, folder, callbacks=()):
-    """A run with everything that it leaves behind, without what time it took."""
-    trainer = Trainer(federation, RunDirectory.claim(folder, "x"), callbacks)
-    trainer.run()
-    return left_behind(folder)
-
-
-def left_behind(folder):
-    files = {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())}
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    result = json.loads((folder / "result.json").read_text())
-    for entry in (*metrics, result):
-        del entry["seconds"]
-    return files, metrics, result
 
 
 class Killer(Callback):

@@ -26,6 +26,11 @@ class RunSettings(Section):
     threads: int = Field(
         1, ge=1, le=1024, description="threads within one operation; results repeat bit for bit at equal threads"
     )
+    processes: int | Literal["auto"] = Field(
+        "auto",
+        description="processes that run.engine = 'local' deals the nodes to on a CPU; 1: threads of one process; auto: "
+        "one a node where there are cores for three or more and the run is long",
+    )
     dtype: Literal["float32", "float64"] = Field("float32", description="type of parameters and inputs")
     batch_size: int = Field(32, ge=1, description="samples of a local batch")
     eval_every: int = Field(50, ge=1, description="rounds between evaluations on validation data")
@@ -43,6 +48,13 @@ class RunSettings(Section):
         if isinstance(every, int) and every < 0:
             raise ValueError("must be 'auto' or at least 0")
         return every
+
+    @field_validator("processes")
+    @classmethod
+    def _positive(cls, processes: int | str) -> int | str:
+        if isinstance(processes, int) and processes < 1:
+            raise ValueError("must be 'auto' or at least 1")
+        return processes
 
     @property
     def selection_rule(self) -> str:

@@ -6,36 +6,24 @@ the server where a method has one. It hands out work ahead of what is done, so t
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import (
-    RayTaskError,
-)
-from torch import Tensor, nn
+from ray.exceptions import RayTaskError
 
-from fedh2l.domain import Samples
-from fedh2l.engines.base import Engine, Fault, NodesLostError, Which, raise_earliest
-from fedh2l.engines.hub import Hub
-from fedh2l.engines.ray_actor import Common, Leg, Part, Size, part_of
+from fedh2l.engines.actor import Leg, Size, dealt, luggage
+from fedh2l.engines.base import NodesLostError
 from fedh2l.engines.ray_fleet import LOST, Fleet
+from fedh2l.engines.spread import SpreadEngine
 from fedh2l.errors import FedH2LError
 from fedh2l.federation import Federation
-from fedh2l.learner import Learner
-from fedh2l.methods.base import Method
-from fedh2l.node import Node
 from fedh2l.topology import Graph
-
-log = logging.getLogger("fedh2l")
 
 AHEAD = 3
 """How many legs are handed out before the first of them is done."""
-LEG = 10
-"""Rounds without an exchange that an actor does at a time, at most, so that a run can be stopped soon."""
 
 
 class Flight(NamedTuple):
@@ -57,32 +45,16 @@ class Post(NamedTuple):
     """For each actor, the objects that hold what its nodes hear."""
 
 
-class RayEngine(Engine):
+class RayEngine(SpreadEngine):
     """Runs the rounds of a federation whose nodes are in Ray actors."""
 
-    fragile = True
-
     def __init__(self, federation: Federation) -> None:
-        self.roster = federation.roster
         learners = federation.learners()
-        self.method = federation.method.fitted(learners, federation.settings.rounds)
-        self.hub = Hub(self.method, learners, self.roster, federation.settings.rounds)
-        self.ledger = self.hub.ledger
-        self._bytes = sum(learner.parameters.nbytes for learner in learners)
-        self._given = {
-            learner.name: learner
-            for learner, node in zip(learners, federation.members, strict=True)
-            if isinstance(node.model, nn.Module)
-        }
-        """Those whose module is the caller's: what they learn is brought back to it."""
-        self._fleet = Fleet(federation.members, federation.ray)
-        self._fleet.start(*_luggage(federation, self.method, learners))
-        self._home = {node.name: place for place, group in enumerate(self._fleet.groups) for node in group}
-        """In which actor each node is."""
+        super().__init__(federation, learners, dealt(federation.members, federation.ray.actors))
+        self._fleet = Fleet(self.groups, federation.ray)
+        self._fleet.start(*luggage(federation, self.method, learners))
         self._flying: deque[Flight] = deque()
-        self._sets: tuple[Sequence[Samples], Any] | None = None
         self._going = True
-        self._round_done = 0
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -133,18 +105,12 @@ class RayEngine(Engine):
         self._round_done = reached
         return reached
 
-    def _until_exchange(self, first: int, last: int) -> range:
-        end = min(last, first + LEG - 1)
-        return range(first, next((round for round in range(first, end) if self.method.exchanges(round)), end) + 1)
-
     def _fly(self, rounds: range, post: Post | None) -> list[Any]:
         """Hands out a leg of these rounds, with what is to be heard before; returns where the outboxes will be."""
         sends = bool(rounds) and self.method.exchanges(rounds[-1])
         results = []
         for place, actor in enumerate(self._fleet.actors):
-            heard = (
-                (post.round, {node.name: post.heard[node.name] for node in self._fleet.groups[place]}) if post else None
-            )
+            heard = (post.round, {node.name: post.heard[node.name] for node in self.groups[place]}) if post else None
             outboxes = post.outboxes[place] if post else ()
             results.append(actor.leg.options(num_returns=2).remote(Leg(heard, rounds, sends), *outboxes))
         teachers = self.method.teachers(self.roster, rounds[-1]) if sends and self.method.decentralised else None
@@ -157,16 +123,16 @@ class RayEngine(Engine):
         if teachers is not None:
             needed = [
                 sorted({self._home[sender] for node in group for sender in teachers[node.name]})
-                for group in self._fleet.groups
+                for group in self.groups
             ]
             return Post(round, teachers, [tuple(outboxes[place] for place in places) for places in needed])
         sent = {sender: message for outbox in ray.get(list(outboxes)) for sender, message in outbox.items()}
         answers = {name: answer for name, (answer,) in self.hub.answers(sent, round).items()}
         if len({id(answer) for answer in answers.values()}) == 1:
             everybody = ray.put(answers)
-            posted = [(everybody,) for _ in self._fleet.groups]
+            posted = [(everybody,) for _ in self.groups]
         else:
-            posted = [(ray.put({node.name: answers[node.name] for node in group}),) for group in self._fleet.groups]
+            posted = [(ray.put({node.name: answers[node.name] for node in group}),) for group in self.groups]
         return Post(round, {name: (name,) for name in self.roster.names}, posted)
 
     def _land(self, ahead: int, keep_going: Callable[[int], bool]) -> None:
@@ -185,117 +151,16 @@ class RayEngine(Engine):
     # Questions
 
     def _ask(self, question: str, *arguments: Any) -> list[Any]:
-        """What each actor says."""
         with self._translated():
             return list(ray.get([actor.ask.remote(question, *arguments) for actor in self._fleet.actors]))
 
-    def _named(self, question: str, *arguments: Any) -> dict[str, Any]:
-        """What the actors say of their nodes, in roster order."""
-        said = {name: value for part in self._ask(question, *arguments) for name, value in part.items()}
-        return {name: said[name] for name in self.roster.names if name in said}
-
-    def verify(self) -> None:
-        """Asks all."""
-        found: list[Fault] = [fault for part in self._ask("faults", self._round_done) for fault in part]
-        raise_earliest(found + self.hub.faults())
-
-    def series(self) -> dict[str, dict[str, list[float]]]:
-        """Asks all."""
-        return self._named("series")
-
-    def complete(self, count: bool) -> None:
-        """Through the object store, once for all."""
-        message = self.hub.closing(self._round_done, count)
-        if message is not None:
-            self._ask("complete", ray.put(message))
-
-    def validate(self) -> dict[str, int]:
-        """Asks all."""
-        return self._named("validate")
-
-    def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """Asks all; the sets are handed out once."""
-        return self._named("correct", self._stored(sets))
-
-    def validate_views(self) -> dict[str, dict[str, int]]:
-        """Asks all."""
-        counts: dict[str, dict[str, int]] = {}
-        for part in self._ask("validate_views"):
-            for view, right in part.items():
-                counts.setdefault(view, {}).update(right)
-        return counts
-
-    def correct_view(self, view: str, names: Sequence[str], sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """Asks all; those of other nodes have nothing to say."""
-        return self._named("correct_view", view, list(names), self._stored(sets))
-
-    def _stored(self, sets: Sequence[Samples]) -> Any:
-        if self._sets is None or self._sets[0] is not sets:
-            self._sets = (sets, ray.put(list(sets)))
-        return self._sets[1]
-
-    def keep_best(self, names: Iterable[str]) -> None:
-        """Tells all."""
-        self._ask("keep_best", list(names))
-
-    def select(self, which: Which) -> None:
-        """Tells all."""
-        self._ask("select", which)
-
-    def state_dicts(self) -> dict[str, dict[str, Tensor]]:
-        """Asks all."""
-        return self._named("state_dicts")
-
-    def logits(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Asks all."""
-        return self._named("logits", inputs)
-
-    def state(self) -> dict[str, Tensor]:
-        """The same as the local engine's, so that either may go on from it."""
-        return {key: value for part in self._ask("state") for key, value in part.items()} | self.hub.state()
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Hands each actor the states of its own nodes."""
+    def _hand_out(self, question: str, parts: Sequence[Any]) -> None:
         with self._translated():
-            ray.get(
-                [
-                    actor.ask.remote("restore", {k: v for k, v in state.items() if k.split("/")[0] in _names(group)})
-                    for actor, group in zip(self._fleet.actors, self._fleet.groups, strict=True)
-                ]
-            )
-        self.hub.restore(state)
+            pairs = zip(self._fleet.actors, parts, strict=True)
+            ray.get([actor.ask.remote(question, part) for actor, part in pairs])
 
-    @property
-    def parameter_bytes(self) -> int:
-        """Of all nodes."""
-        return self._bytes
+    def _stored(self, value: Any) -> Any:
+        return ray.put(value)
 
-    def close(self) -> None:
-        """Brings back what the caller's modules learned, and ends the actors."""
-        try:
-            if self._given:
-                learned = self.state_dicts()
-                for name, learner in self._given.items():
-                    learner.module.load_state_dict(learned[name])
-        except NodesLostError:
-            log.warning("a node is gone, so the modules that were given keep their initial weights")
-        finally:
-            self._fleet.end()
-            for learner in self._given.values():
-                learner.release()
-
-
-def _luggage(federation: Federation, method: Method, learners: Sequence[Learner]) -> tuple[Common, dict[str, Part]]:
-    """What actors start with: what is common to all nodes, and what is each one's own."""
-    settings, first = federation.settings, learners[0]
-    assert first.validation is not None
-    common = Common(
-        method, federation.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
-        first.validation,
-    )  # fmt: skip
-    nodes = zip(federation.members, learners, strict=True)
-    return common, {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}
-
-
-def _names(group: Sequence[Node]) -> set[str]:
-    return {node.name for node in group}
+    def _end(self) -> None:
+        self._fleet.end()

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import ray
@@ -25,9 +24,10 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from fedh2l.engines.ray_actor import Common, NodeActor, Part
+from fedh2l.engines.actor import Actor, Common, Part
 from fedh2l.errors import ConfigError, RunError
 from fedh2l.node import Node
+from fedh2l.plugins import search
 from fedh2l.settings import RaySettings, available_cores
 
 log = logging.getLogger("fedh2l")
@@ -36,12 +36,22 @@ LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError, No
 """How Ray says that a process or machine is gone."""
 
 
+class RayActor(Actor):
+    """In a process of the cluster, on a GPU if it was given one."""
+
+    def __init__(self, stored: Sequence[Any], cores: int, paths: Sequence[str]) -> None:
+        for path in paths:
+            search(path)
+        parts, common = ray.get(list(stored))
+        super().__init__(parts, common, cores, "cuda" if ray.get_gpu_ids() else "cpu")
+
+
 class Fleet:
     """An actor for each group of nodes, started again where it dies; making one connects to the cluster."""
 
-    def __init__(self, nodes: Sequence[Node], settings: RaySettings) -> None:
+    def __init__(self, groups: Sequence[Sequence[Node]], settings: RaySettings) -> None:
         self.settings = settings
-        self.groups = _dealt(nodes, settings.actors)
+        self.groups = groups
         self.actors: list[Any] = []
         self._wants = [_wanted([node.resources for node in group], settings) for group in self.groups]
         self._started = connect(settings, sum(want["num_cpus"] for want in self._wants))
@@ -69,7 +79,7 @@ class Fleet:
         wanted = self._wants[place]
         cores = max(1, int(wanted["num_cpus"]))
         try:
-            made = ray.remote(NodeActor).options(**wanted, max_restarts=0, max_task_retries=0)
+            made = ray.remote(RayActor).options(**wanted, max_restarts=0, max_task_retries=0)
             return made.remote([self._parts[place], self._common], cores, sys.path)
         except ValueError as error:
             why = " ".join(str(part).strip() for part in error.args)
@@ -153,13 +163,6 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" not in address and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()
-
-
-def _dealt(nodes: Sequence[Node], actors: int) -> list[list[Node]]:
-    """Nodes in as many groups as there are to be actors, neighbours together; 0: each has its own."""
-    count = min(actors or len(nodes), len(nodes))
-    edges = [len(nodes) * place // count for place in range(count + 1)]
-    return [list(nodes[a:b]) for a, b in pairwise(edges)]
 
 
 def _wanted(asked: Sequence[Mapping[str, float]], settings: RaySettings) -> dict[str, Any]:

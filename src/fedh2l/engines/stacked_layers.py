@@ -85,13 +85,14 @@ def max_pooling(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:
-    """`F.max_pool2d`, by a kernel where windows are squares that do not overlap."""
+) -> Tensor:
+    """`F.max_pool2d` without indices, by a kernel where windows are squares that do not overlap."""
     size, step = _pair(kernel_size), _pair(stride or kernel_size)
     tiled = len({*size, *step}) == 1 and set(_pair(padding)) == {0} and set(_pair(dilation)) == {1}
-    if tiled and not ceil_mode and not return_indices and x.dim() == 4 and size[0] <= min(x.shape[2:]) and can_pool(x):
-        return OnePooling.apply(x, size[0])
-    return torch.nn.functional.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
+    if tiled and not ceil_mode and x.dim() == 4 and size[0] <= min(x.shape[2:]) and can_pool(x):
+        result: Tensor = OnePooling.apply(x, size[0])
+        return result
+    return torch.max_pool2d(x, size, step, _pair(padding), _pair(dilation), ceil_mode)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,24 +1,24 @@
-"""A process of a Ray cluster that some nodes of a federation live in, and what it is sent."""
+"""What is in a process that some nodes of a federation live in, and what it is sent."""
 
 from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-import ray
 import torch
 from torch import Tensor, nn
 
 from fedh2l.domain import Samples
 from fedh2l.engines.residents import Residents
+from fedh2l.federation import Federation
 from fedh2l.learner import Learner
 from fedh2l.messages import Message
 from fedh2l.methods.base import Method
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
-from fedh2l.plugins import search
 from fedh2l.sampling import node_secret
 from fedh2l.seedset import SeedSet
 from fedh2l.settings import CORES
@@ -62,18 +62,13 @@ class Size(NamedTuple):
     payload_size: int
 
 
-class NodeActor:
-    """Some nodes of a federation, in a process of their own."""
+class Actor:
+    """Some nodes of a federation, in a process of their own with so many cores."""
 
-    def __init__(self, stored: Sequence[Any], cores: int, paths: Sequence[str]) -> None:
-        for path in paths:
-            search(path)
+    def __init__(self, parts: Sequence[Part], common: Common, cores: int, device: str) -> None:
         os.environ[CORES] = str(cores)
-        parts: Sequence[Part]
-        common: Common
-        parts, common = ray.get(list(stored))
-        torch.set_num_threads(common.threads)  # Ray sets it to the number of CPUs it was asked for
-        self.device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
+        torch.set_num_threads(common.threads)
+        self.device = torch.device(device)
         seed_set = common.seed_set.to(self.device, common.dtype)
         validation = common.validation.to(self.device, common.dtype)
         learners = []
@@ -129,3 +124,22 @@ def part_of(node: Node, learner: Learner, seed: int) -> Part:
     networks = {name: copy.deepcopy(network.module) for name, network in learner.networks.items()}
     alike = Node(node.name, model, node.domain, node.model_args, node.resources)
     return Part(alike, node_secret(seed, node.name), networks, learner.state())
+
+
+def luggage(federation: Federation, method: Method, learners: Sequence[Learner]) -> tuple[Common, dict[str, Part]]:
+    """What actors start with: what is common to all nodes, and what is each one's own."""
+    settings, first = federation.settings, learners[0]
+    assert first.validation is not None
+    common = Common(
+        method, federation.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
+        first.validation,
+    )  # fmt: skip
+    nodes = zip(federation.members, learners, strict=True)
+    return common, {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}
+
+
+def dealt(nodes: Sequence[Node], actors: int) -> list[list[Node]]:
+    """Nodes in as many groups as there are to be actors, neighbours together; 0: each has its own."""
+    count = min(actors or len(nodes), len(nodes))
+    edges = [len(nodes) * place // count for place in range(count + 1)]
+    return [list(nodes[a:b]) for a, b in pairwise(edges)]

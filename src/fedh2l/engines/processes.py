@@ -1,0 +1,122 @@
+"""Nodes side by side in processes of one machine, where there are cores enough for that to pay.
+
+Threads of one Python process wait for each other between operations, so four nodes in threads are no faster than one
+after the other with all cores to itself. In processes of their own they share nothing but what they send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedh2l.engines.actor import Leg, Size, dealt, luggage
+from fedh2l.engines.base import NodesLostError
+from fedh2l.engines.spread import SpreadEngine
+from fedh2l.engines.worker import Worker, checked
+from fedh2l.errors import RunError
+from fedh2l.federation import Federation
+from fedh2l.messages import Message
+from fedh2l.settings import available_cores
+from fedh2l.topology import Graph
+
+RESTARTS = 10
+"""How many times processes that died are started again in a run."""
+
+
+class Heard(NamedTuple):
+    """What nodes hear in an exchange."""
+
+    round: int
+    senders: Graph
+    """Whose messages are for whom; a server's answer stands under the name of its receiver."""
+    messages: Mapping[str, Message]
+
+
+class ProcessEngine(SpreadEngine):
+    """Runs the rounds of a federation whose nodes are dealt to some processes."""
+
+    def __init__(self, federation: Federation, processes: int) -> None:
+        learners = federation.learners()
+        super().__init__(federation, learners, dealt(federation.members, processes))
+        cores = max(1, available_cores() // len(self.groups))
+        self._restarts = 0
+        self._workers: list[Worker] = []
+        try:
+            common, parts = luggage(federation, self.method, learners)
+            for group in self.groups:
+                self._workers.append(Worker([parts[node.name] for node in group], common, cores))
+            checked([worker.answer() for worker in self._workers])
+        except BaseException:
+            self._end()
+            for learner in self._given.values():
+                learner.release()
+            raise
+
+    def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
+        """Legs up to the next exchange, each beginning with what was heard in the one before."""
+        reached, heard, going = first - 1, None, True
+        while reached < last and going:
+            rounds = self._until_exchange(reached + 1, last)
+            sent, sizes = self._leg(rounds, heard)
+            reached = rounds[-1]
+            heard = self._exchange(reached, sent, sizes) if self.method.exchanges(reached) else None
+            for round in rounds:
+                going = keep_going(round) and going
+        if heard is not None:
+            self._leg(range(0), heard)
+        self._round_done = reached
+        return reached
+
+    def _leg(self, rounds: range, heard: Heard | None) -> tuple[dict[str, Message], dict[str, Size]]:
+        """All processes do these rounds; returns what their nodes send, and its sizes."""
+        sends = bool(rounds) and self.method.exchanges(rounds[-1])
+        for worker, group in zip(self._workers, self.groups, strict=True):
+            ears = {node.name: heard.senders[node.name] for node in group} if heard else {}
+            needed = {sender: heard.messages[sender] for each in ears.values() for sender in each} if heard else {}
+            worker.tell("leg", Leg((heard.round, ears) if heard else None, rounds, sends), needed)
+        sent: dict[str, Message] = {}
+        sizes: dict[str, Size] = {}
+        for outbox, size in checked([worker.answer() for worker in self._workers]):
+            sent |= outbox
+            sizes |= size
+        return sent, sizes
+
+    def _exchange(self, round: int, sent: Mapping[str, Message], sizes: Mapping[str, Size]) -> Heard:
+        if self.method.decentralised:
+            teachers = self.method.teachers(self.roster, round)
+            self.ledger.heard(teachers, sizes.__getitem__)
+            return Heard(round, teachers, sent)
+        answers = {name: answer for name, (answer,) in self.hub.answers(sent, round).items()}
+        return Heard(round, {name: (name,) for name in self.roster.names}, answers)
+
+    def revive(self) -> list[str]:
+        """Starts the processes that are gone again; all of them have to be restored then."""
+        lost = [place for place, worker in enumerate(self._workers) if not worker.alive()]
+        self._restarts += len(lost)
+        if self._restarts > RESTARTS:
+            raise RunError(f"processes of nodes died {self._restarts} times; is there enough memory for all of them?")
+        for place in lost:
+            self._workers[place].restart()
+        checked([self._workers[place].answer() for place in lost])
+        return [node.name for place in lost for node in self.groups[place]]
+
+    def _ask(self, question: str, *arguments: Any) -> list[Any]:
+        return self._told([(question, *arguments)] * len(self._workers))
+
+    def _hand_out(self, question: str, parts: Sequence[Any]) -> None:
+        self._told([(question, part) for part in parts])
+
+    def _told(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
+        lost = False
+        for worker, request in zip(self._workers, requests, strict=True):
+            try:
+                worker.tell("ask", *request)
+            except NodesLostError:
+                lost = True
+        if lost:
+            raise NodesLostError
+        return checked([worker.answer() for worker in self._workers])
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.end()
