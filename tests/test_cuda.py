@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.func import vmap
 
+from fedh2l.engines.cuda.layers import can_convolve
+from fedh2l.engines.cuda.optimizers import can_step, step
+from fedh2l.engines.stacked_layers import StackedLayers
+from fedh2l.optimizers import OptimizerSettings
 from fedh2l.rundir import RunDirectory
 from fedh2l.trainer import Trainer
 from test_batched import BRANCHING, VARIANTS
@@ -64,3 +70,70 @@ def test_dropout_and_resume(federation, tmp_path, engine):
     assert (again.bytes, again.rounds) == (whole.bytes, whole.rounds)
     if engine == "local":  # the other records rounds at other times, and dropout may then draw otherwise
         assert again.matrix == whole.matrix
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("nets", "rows", "channels", "size", "filters", "window", "padding"),
+    [
+        (4, 32, 1, (28, 28), 6, (5, 5), (2, 2)),
+        (40, 96, 6, (14, 14), 16, (5, 5), (0, 0)),
+        (3, 7, 20, (12, 12), 50, (5, 5), (0, 0)),
+        (2, 5, 3, (9, 7), 5, (3, 2), (1, 0)),
+        (1, 1, 2, (6, 6), 17, (1, 1), (0, 0)),
+    ],
+)
+def test_stacked_convolutions(nets, rows, channels, size, filters, window, padding, dtype):
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(shape, device="cuda", dtype=dtype, generator=generator).requires_grad_()
+
+    x, weight, bias = (
+        random(nets, rows, channels, *size),
+        random(nets, filters, channels, *window),
+        random(nets, filters),
+    )
+    if not can_convolve(x[0], weight[0], padding):
+        assert dtype is torch.float64  # twice the memory
+        return
+    with StackedLayers():
+        ours = vmap(lambda x, w, b: F.conv2d(x, w, b, padding=padding))(x, weight, bias)
+        shared = vmap(lambda w: F.conv2d(x[0], w, padding=padding))(weight)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    theirs = torch.stack([F.conv2d(a, b, c, padding=padding) for a, b, c in zip(*wide, strict=True)])
+    above = random(*ours.shape).detach()
+    found = (ours, *torch.autograd.grad(ours, (x, weight, bias), above))
+    wanted = (theirs, *torch.autograd.grad(theirs, wide, above.double()))
+    far = 1e-5 if dtype is torch.float32 else 1e-13
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=far * b.abs().max().item())
+    alone = torch.stack([F.conv2d(wide[0][0], w, padding=padding) for w in wide[1]])
+    torch.testing.assert_close(shared.double(), alone, rtol=0, atol=far * alone.abs().max().item())
+
+
+@pytest.mark.parametrize(("size", "k"), [((3, 2, 4, 28, 28), 2), ((2, 3, 1, 9, 7), 2), ((2, 3, 2, 11, 10), 3)])
+def test_stacked_pooling(size, k):
+    x = torch.randn(size, device="cuda").mul(2).round().requires_grad_()  # with ties
+    with StackedLayers():
+        ours = vmap(lambda x: F.max_pool2d(x, k))(x)
+    theirs = F.max_pool2d(x.flatten(0, 1), k).view(ours.shape)
+    above = torch.randn_like(ours)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(torch.autograd.grad(ours, x, above)[0], torch.autograd.grad(theirs, x, above)[0])
+
+
+@pytest.mark.parametrize("name", ["adam", "amsgrad"])
+def test_a_step_of_many_networks(name):
+    settings = OptimizerSettings(name=name, lr=0.01)
+    ours = torch.randn(3, 1000, dtype=torch.float64, device="cuda")
+    theirs = ours.clone()
+    states = [settings.initial_state(ours) for _ in range(2)]
+    assert can_step(settings, ours)
+    for _ in range(5):
+        gradient = torch.randn_like(ours)
+        step(settings, ours, gradient, states[0], 0.01)
+        settings.step(theirs, gradient, states[1], 0.01)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for key, value in states[0].items():
+        torch.testing.assert_close(value, states[1][key], rtol=1e-12, atol=1e-12)
