@@ -14,6 +14,7 @@ it says so and does nothing, unless `--device cpu` is given, for which there are
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import math
@@ -122,6 +123,7 @@ class Run:
 
 
 def clear(device: str) -> None:
+    gc.collect()  # CUDA graphs of the run before are in cycles
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
