@@ -19,6 +19,14 @@ RESERVED = "server"
 """The sender of what comes from a server, in methods that have one."""
 
 
+def check_name(name: str) -> None:
+    """Refuses what cannot be the name of a node."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"node name '{name}': use 1 to 63 letters, digits, '.', '_' and '-', a letter or digit first")
+    if name == RESERVED:
+        raise ConfigError(f"node name '{name}': this name is kept for the server of methods that have one")
+
+
 @dataclass(frozen=True)
 class Roster:
     """The members of a federation and everything they must agree on before the first round.
@@ -35,12 +43,7 @@ class Roster:
         if len(self.names) < 2:
             raise ConfigError(f"a federation needs at least two nodes, and there is {len(self.names)}")
         for name in self.names:
-            if not _NAME.fullmatch(name):
-                raise ConfigError(
-                    f"node name '{name}': use 1 to 63 letters, digits, '.', '_' and '-', a letter or digit first"
-                )
-            if name == RESERVED:
-                raise ConfigError(f"node name '{name}': this name is kept for the server of methods that have one")
+            check_name(name)
         twice = sorted({name for name in self.names if self.names.count(name) > 1})
         if twice:
             raise ConfigError(f"two nodes are named '{twice[0]}'; give each its own name")

@@ -1,0 +1,188 @@
+"""The certificate authority of a federation, which its founder keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedh2l.peer.certificates import (
+    About,
+    PKIError,
+    alternatives,
+    folder_for,
+    key_bytes,
+    now,
+    pem,
+    pin_of,
+    read,
+    read_certificate,
+    read_key,
+    write,
+    write_private,
+)
+from fedh2l.roster import check_name
+
+AUTHORITY_DAYS = 3650
+MEMBER_DAYS = 365
+BACKDATED = timedelta(hours=1)
+"""Certificates are valid from a little before they are made: clocks need not agree."""
+
+CA_KEY, CA_CERTIFICATE, REVOKED, LEDGER = "ca.key", "ca.pem", "revoked.pem", "issued.json"
+
+
+class Authority:
+    """The founder's: signs requests, keeps book of what it signed, and takes certificates back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.certificate = read_certificate(folder / CA_CERTIFICATE)
+        self._key = read_key(folder / CA_KEY)
+        if pin_of(self._key.public_key()) != pin_of(self.certificate.public_key()):
+            raise PKIError(f"'{folder / CA_KEY}' is not the key of '{folder / CA_CERTIFICATE}'")
+
+    @staticmethod
+    def found(folder: Path, federation: str, days: int = AUTHORITY_DAYS) -> Authority:
+        """A new one, with an empty list of what is revoked."""
+        if not 1 <= len(federation) <= 64:
+            raise PKIError("the name of a federation has 1 to 64 characters")
+        folder_for(folder)
+        key = ec.generate_private_key(ec.SECP256R1())
+        write_private(folder / CA_KEY, key_bytes(key))
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation)])
+        usage = x509.KeyUsage(
+            digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        built = (
+            _builder(name, name, key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )
+        write(folder / CA_CERTIFICATE, pem(built.sign(key, hashes.SHA256())))
+        write(folder / LEDGER, b"[]\n")
+        authority = Authority(folder)
+        authority._publish([])
+        return authority
+
+    @property
+    def federation(self) -> str:
+        """The name of the federation."""
+        return About.of(self.certificate).name
+
+    def issued(self) -> list[dict[str, Any]]:
+        """Everything that was signed, oldest first: name, hosts, pin, serial, until, and when it was revoked."""
+        try:
+            entries: list[dict[str, Any]] = json.loads(read(self.folder / LEDGER))
+        except json.JSONDecodeError as error:
+            raise PKIError(f"'{self.folder / LEDGER}' is damaged: {error}") from error
+        return entries
+
+    def sign(self, request: x509.CertificateSigningRequest, days: int = MEMBER_DAYS) -> x509.Certificate:
+        """A certificate with the name, hosts and key of a request; what else it asks for is not given.
+
+        A name belongs to the key that it was first given to, until that is revoked.
+        """
+        about = About.of(request)
+        check_name(about.name)
+        if not about.hosts:
+            raise PKIError(f"the request of '{about.name}' names no host")
+        key = request.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise PKIError(f"the request of '{about.name}' is for a key that is not of an elliptic curve")
+        entries = self.issued()
+        for entry in entries:
+            if entry["revoked"] is None and entry["name"] == about.name and entry["pin"] != about.pin:
+                raise PKIError(
+                    f"'{about.name}' has a certificate for another key ({entry['pin']}); revoke that first if the "
+                    f"key is lost or changed: fedh2l pki revoke {about.name}"
+                )
+            if entry["name"] != about.name and entry["pin"] == about.pin:
+                raise PKIError(f"the key of this request is already that of '{entry['name']}'")
+        until = now() + timedelta(days=days)
+        if until > self.certificate.not_valid_after_utc:
+            raise PKIError(
+                f"a certificate of {days} days would outlive the authority, which ends on "
+                f"{self.certificate.not_valid_after_utc:%Y-%m-%d}"
+            )
+        usage = x509.KeyUsage(
+            digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, about.name)])
+        built = (
+            _builder(subject, self.certificate.subject, key, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.ExtendedKeyUsage(both), critical=False)
+            .add_extension(alternatives(about.hosts), critical=False)
+            .add_extension(_issuer(self.certificate), critical=False)
+        )
+        certificate = built.sign(self._key, hashes.SHA256())
+        entry = {
+            "name": about.name, "hosts": list(about.hosts), "pin": about.pin,
+            "serial": f"{certificate.serial_number:x}", "until": until.isoformat(), "revoked": None,
+        }  # fmt: skip
+        self._keep_book([*entries, entry])
+        return certificate
+
+    def revoke(self, who: str) -> list[dict[str, Any]]:
+        """Takes back all certificates of a name, or the one with a serial number; returns those that it took."""
+        entries = self.issued()
+        wanted = [entry for entry in entries if who in (entry["name"], entry["serial"]) and entry["revoked"] is None]
+        if not wanted:
+            known = "" if any(who in (e["name"], e["serial"]) for e in entries) else ", nor was there ever one"
+            raise PKIError(f"'{who}' has no valid certificate of this authority{known}")
+        for entry in wanted:
+            entry["revoked"] = now().isoformat()
+        self._keep_book(entries)
+        self._publish(entries)
+        return wanted
+
+    def _publish(self, entries: Sequence[dict[str, Any]]) -> None:
+        """The list of what is revoked, signed, for all members."""
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now())
+            .next_update(self.certificate.not_valid_after_utc)
+            .add_extension(x509.CRLNumber(int(now().timestamp())), critical=False)
+            .add_extension(_issuer(self.certificate), critical=False)
+        )
+        for entry in entries:
+            if entry["revoked"] is not None:
+                revoked = x509.RevokedCertificateBuilder().serial_number(int(entry["serial"], 16))
+                when = datetime.fromisoformat(entry["revoked"])
+                builder = builder.add_revoked_certificate(revoked.revocation_date(when).build())
+        write(self.folder / REVOKED, pem(builder.sign(self._key, hashes.SHA256())))
+
+    def _keep_book(self, entries: Sequence[dict[str, Any]]) -> None:
+        write(self.folder / LEDGER, (json.dumps(entries, indent=1) + "\n").encode())
+
+
+def _issuer(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(certificate.public_key())  # type: ignore[arg-type]
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: Any, days: int) -> x509.CertificateBuilder:
+    if days < 1:
+        raise PKIError("a certificate is valid for at least one day")
+    start = now()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start - BACKDATED)
+        .not_valid_after(start + timedelta(days=days))
+    )

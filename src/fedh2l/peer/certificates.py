@@ -1,0 +1,282 @@
+"""Keys and certificates of members, as files and as what a peer checks of another.
+
+A member makes its own key and sends only a request to the federation's authority (`authority.py`). It is known by its
+name and by the pin of its public key, which a renewed certificate keeps. Files with keys are the owner's alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import ipaddress
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedh2l.errors import FedH2LError
+from fedh2l.roster import check_name
+
+SOON = timedelta(days=30)
+"""How long before its end a certificate should be renewed."""
+
+NODE_KEY, NODE_REQUEST, NODE_CERTIFICATE = "node.key", "node.csr", "node.pem"
+
+
+class PKIError(FedH2LError):
+    """A key, request or certificate is not what it should be."""
+
+
+def pin_of(key: Any) -> str:
+    """The pin of a public key: `sha256//` and the hash of its SubjectPublicKeyInfo, as curl writes it."""
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return f"sha256//{base64.b64encode(hashlib.sha256(der).digest()).decode()}"
+
+
+def now() -> datetime:
+    """In UTC, to the second, as certificates tell time."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a certificate or request says, in words."""
+
+    name: str
+    hosts: tuple[str, ...]
+    pin: str
+    until: datetime | None = None
+    serial: int | None = None
+
+    @staticmethod
+    def of(subject: x509.Certificate | x509.CertificateSigningRequest) -> About:
+        """Of either."""
+        names = subject.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        if len(names) != 1:
+            raise PKIError("it does not carry exactly one common name")
+        try:
+            found = subject.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            hosts = [str(host) for kind in (x509.DNSName, x509.IPAddress) for host in found.get_values_for_type(kind)]
+        except x509.ExtensionNotFound:
+            hosts = []
+        name, pin = str(names[0].value), pin_of(subject.public_key())
+        if isinstance(subject, x509.Certificate):
+            return About(name, tuple(hosts), pin, subject.not_valid_after_utc, subject.serial_number)
+        return About(name, tuple(hosts), pin)
+
+
+# Files
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """A new file that only its owner may read, from its first moment on."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise PKIError(f"'{path}' exists already, and a key is never overwritten") from None
+    except OSError as error:
+        raise PKIError(f"cannot write '{path}': {error.strerror}") from error
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+
+
+def write(path: Path, data: bytes) -> None:
+    """All of it or nothing, also if the process is killed."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError as error:
+        raise PKIError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def read(path: Path) -> bytes:
+    """What is in a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PKIError(f"cannot read '{path}': {error.strerror}") from error
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """The first certificate of a PEM file."""
+    try:
+        return x509.load_pem_x509_certificate(read(path))
+    except ValueError:
+        raise PKIError(f"'{path}' holds no certificate") from None
+
+
+def read_request(path: Path) -> x509.CertificateSigningRequest:
+    """A request whose sender has the key that it asks a certificate for."""
+    try:
+        request = x509.load_pem_x509_csr(read(path))
+    except ValueError:
+        raise PKIError(f"'{path}' holds no certificate request") from None
+    if not request.is_signature_valid:
+        raise PKIError(f"'{path}': the request is not signed by the key that it names")
+    return request
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key, refused if others on this machine can read it."""
+    data = read(path)
+    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise PKIError(f"'{path}' can be read by other users of this machine; chmod 600 it")
+    try:
+        key = serialization.load_pem_private_key(data, None)
+    except (ValueError, TypeError):
+        raise PKIError(f"'{path}' holds no private key without a password") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise PKIError(f"'{path}' holds a key that is not of an elliptic curve")
+    return key
+
+
+def key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as PEM."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def pem(thing: x509.Certificate | x509.CertificateSigningRequest | x509.CertificateRevocationList) -> bytes:
+    """As text for a file."""
+    return thing.public_bytes(serialization.Encoding.PEM)
+
+
+def folder_for(path: Path) -> None:
+    """Makes a folder that only its owner may look into."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PKIError(f"cannot make the folder '{path}': {error.strerror}") from error
+
+
+# What a member does
+
+
+def request(folder: Path, name: str, hosts: Sequence[str]) -> tuple[Path, bool]:
+    """Writes a request for a certificate beside the key, which is made if there is none; returns it, and if it was.
+
+    A key that is there already is used again, so that the member keeps its pin.
+    """
+    check_name(name)
+    if not hosts:
+        raise PKIError("a peer needs at least one host name or address under which others reach it")
+    folder_for(folder)
+    path = folder / NODE_KEY
+    new = not path.exists()
+    key = ec.generate_private_key(ec.SECP256R1()) if new else read_key(path)
+    if new:
+        write_private(path, key_bytes(key))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    built = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(alternatives(hosts), False)
+    write(folder / NODE_REQUEST, pem(built.sign(key, hashes.SHA256())))
+    return folder / NODE_REQUEST, new
+
+
+def alternatives(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    """Hosts as a certificate names them."""
+    found: list[x509.GeneralName] = []
+    for host in dict.fromkeys(hosts):
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            if not host.isascii() or not host or any(sign in host for sign in "/:@* \t\n"):
+                raise PKIError(f"'{host}' is neither a host name nor an address") from None
+            found.append(x509.DNSName(host))
+    return x509.SubjectAlternativeName(found)
+
+
+class Revocations:
+    """The serial numbers that an authority took back; without a list, none."""
+
+    def __init__(self, authority: x509.Certificate, path: Path | None = None) -> None:
+        self._serials: set[int] = set()
+        if path is None:
+            return
+        try:
+            found = x509.load_pem_x509_crl(read(path))
+        except ValueError:
+            raise PKIError(f"'{path}' holds no revocation list") from None
+        if not found.is_signature_valid(authority.public_key()):  # type: ignore[arg-type]
+            raise PKIError(f"'{path}' is not signed by the authority of this federation")
+        self._serials = {entry.serial_number for entry in found}
+
+    def __contains__(self, certificate: x509.Certificate) -> bool:
+        return certificate.serial_number in self._serials
+
+
+def issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether an authority signed a certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A member's own key and certificate, checked."""
+
+    about: About
+    certificate: bytes
+    key: bytes
+    authority: bytes
+    signer: ec.EllipticCurvePrivateKey
+
+    @staticmethod
+    def load(certificate: Path, key: Path, authority: Path) -> Identity:
+        """Refuses what would not work later, and says why."""
+        own, signer, root = read_certificate(certificate), read_key(key), read_certificate(authority)
+        about = About.of(own)
+        if pin_of(signer.public_key()) != about.pin:
+            raise PKIError(f"'{key}' is not the key of the certificate '{certificate}'")
+        if not issued_by(own, root):
+            raise PKIError(f"'{certificate}' was not issued by the authority '{authority}'")
+        present = now()
+        if not own.not_valid_before_utc <= present <= own.not_valid_after_utc:
+            raise PKIError(
+                f"'{certificate}' is valid from {own.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+                f"{own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, and now it is {present:%Y-%m-%d %H:%M}; renew it with "
+                f"fedh2l pki request and sign"
+            )
+        return Identity(about, pem(own), read(key), pem(root), signer)
+
+    @property
+    def ends_soon(self) -> bool:
+        """Whether the certificate should be renewed."""
+        assert self.about.until is not None
+        return self.about.until - now() < SOON
+
+
+def refusal(der: bytes, name: str, pin: str, authority: x509.Certificate, revoked: Revocations) -> str | None:
+    """Why a certificate is not that of a member, or None if it is.
+
+    TLS has already verified it; this is what TLS cannot know, and once more what it did.
+    """
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        about = About.of(certificate)
+    except (ValueError, PKIError) as error:
+        return f"its certificate cannot be read: {error}"
+    if not issued_by(certificate, authority):
+        return "its certificate is not of this federation's authority"
+    if about.name != name:
+        return f"its certificate is that of '{about.name}', not of '{name}'"
+    if about.pin != pin:
+        return f"its key is {about.pin}, but the roster pins {pin}"
+    if certificate in revoked:
+        return f"its certificate {certificate.serial_number:x} is revoked"
+    if not certificate.not_valid_before_utc <= now() <= certificate.not_valid_after_utc:
+        return f"its certificate was valid until {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    return None
