@@ -20,7 +20,6 @@ from fedh2l.peer import certificates
 from fedh2l.peer.authority import Authority
 from fedh2l.peer.certificates import About, Identity, PKIError, Revocations, refusal
 
-
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
 
 

@@ -325,7 +325,8 @@ def test_a_run_of_a_bench_that_is_stopped_keeps_what_it_saved_and_goes_on(tmp_pa
         assert workers.outcome(task, [cell]) == {}
         workers.close()
         assert (cell.result(tmp_path) is None) == stop
-        assert not stop or saved == {path: path.read_bytes() for path in cell.path(tmp_path).glob("checkpoints/*")}
+        found = {path: path.read_bytes() for path in cell.path(tmp_path).glob("checkpoints/*")}
+        assert not stop or saved.items() <= found.items()  # word to stop may come after another round
     run_cells([cell], Place(tmp_path / "whole", "cpu", Callback, lambda: False))
     assert cell.result(tmp_path)["matrix"] == cell.result(tmp_path / "whole")["matrix"]
     assert not (cell.path(tmp_path) / "checkpoints").exists()

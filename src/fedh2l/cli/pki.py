@@ -36,9 +36,8 @@ def init(
     err.print(f"The authority of '{made.federation}' is in {folder}.", soft_wrap=True)
     err.print(f"Keep {folder / authority.CA_KEY} to yourself: who has it can make members.", soft_wrap=True)
     given = f"{folder / authority.CA_CERTIFICATE} and {folder / authority.REVOKED}"
-    err.print(
-        f"Every member gets {given}. Sign requests with:  fedh2l pki sign --dir {folder} NODE.csr", soft_wrap=True
-    )
+    err.print(f"Every member gets {given}.", soft_wrap=True)
+    err.print(f"Sign their requests with:  fedh2l pki sign --dir {folder} NODE.csr", soft_wrap=True)
 
 
 @app.command()
