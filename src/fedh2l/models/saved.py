@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from fedh2l.data.images import read_image
 from fedh2l.errors import DataError, FedH2LError, ModelError
 from fedh2l.models.factory import Recipe
 from fedh2l.node import Node
@@ -88,14 +88,7 @@ class Classifier(nn.Module):
                 raise DataError(f"'{path}' is not an array of numbers: {error}") from error
         if self.preprocessing.get("kind") != "image":
             raise DataError(f"'{path}': this model's data is not images; give a .npy file of shape {self.input_shape}")
-        try:
-            with Image.open(path) as image:
-                width, height = self.preprocessing["size"]
-                grey_or_colour = image.convert(self.preprocessing["mode"]).resize((width, height))
-        except (UnidentifiedImageError, OSError) as error:
-            raise DataError(f"'{path}' cannot be read as an image: {error}") from error
-        pixels = np.asarray(grey_or_colour, dtype=np.float32) / self.preprocessing["scale"]
-        return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())
+        return read_image(path, self.preprocessing)
 
 
 def probe(input_shape: Sequence[int], floating: bool, dtype: torch.dtype) -> Tensor:

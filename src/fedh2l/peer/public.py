@@ -1,0 +1,102 @@
+"""Public samples from files: folders of images, lists of images, tables."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedh2l.data.images import SUFFIXES, read_image
+from fedh2l.domain import Samples
+from fedh2l.errors import ConfigError, DataError
+
+
+def image_schema(text: str) -> dict[str, Any]:
+    """What `MODE:WIDTHxHEIGHT` stands for, as `L:28x28` or `RGB:224x224`."""
+    found = re.fullmatch(r"(L|RGB):([1-9]\d{0,3})x([1-9]\d{0,3})", text)
+    if found is None:
+        raise ConfigError(f"'{text}': images are described by MODE:WIDTHxHEIGHT, as L:28x28 or RGB:224x224")
+    mode, width, height = found.groups()
+    return {"kind": "image", "mode": mode, "size": [int(width), int(height)], "scale": 255}
+
+
+def table_schema(columns: Sequence[str]) -> dict[str, Any]:
+    """Numbers of these columns, in this order."""
+    if not columns or len(set(columns)) < len(columns):
+        raise ConfigError("a table needs columns, no two of one name")
+    return {"kind": "table", "columns": list(columns)}
+
+
+def from_folder(folder: Path, classes: Sequence[str], schema: dict[str, Any]) -> Samples:
+    """All images of a folder with one sub-folder a class, in the order of their names."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder '{folder}'")
+    inside = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    strange = [name for name in inside if name not in classes]
+    if strange:
+        raise DataError(f"'{folder / strange[0]}' is not named after a class; classes are {', '.join(classes)}")
+    found = [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).glob("**/*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    return _images(found, schema, f"'{folder}' has no images in folders named after its classes")
+
+
+def from_list(path: Path, classes: Sequence[str], schema: dict[str, Any]) -> Samples:
+    """The images of a CSV file with the columns `path` and `label`; paths are relative to the file."""
+    places = {name: place for place, name in enumerate(classes)}
+    found = []
+    for line, row in _rows(path, ("path", "label")):
+        if row["label"] not in places:
+            raise DataError(f"'{path}', line {line}: '{row['label']}' is not one of {', '.join(classes)}")
+        found.append((path.parent / row["path"], places[row["label"]]))
+    return _images(found, schema, f"'{path}' lists no images")
+
+
+def from_table(path: Path, label: str, classes: Sequence[str], schema: dict[str, Any]) -> Samples:
+    """The rows of a CSV file with a column for each number and one for the label."""
+    places, columns = {name: place for place, name in enumerate(classes)}, schema["columns"]
+    inputs, labels = [], []
+    for line, row in _rows(path, (*columns, label)):
+        if row[label] not in places:
+            raise DataError(f"'{path}', line {line}: '{row[label]}' is not one of {', '.join(classes)}")
+        try:
+            numbers = [float(row[column]) for column in columns]
+        except ValueError as error:
+            raise DataError(f"'{path}', line {line}: {error}") from None
+        if not all(map(math.isfinite, numbers)):
+            raise DataError(f"'{path}', line {line}: a number is missing or not finite")
+        inputs.append(numbers)
+        labels.append(places[row[label]])
+    if not inputs:
+        raise DataError(f"'{path}' has no rows")
+    return Samples(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels))
+
+
+def _rows(path: Path, wanted: Sequence[str]) -> Iterable[tuple[int, dict[str, str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in wanted if name not in (reader.fieldnames or ())]
+            if missing:
+                raise DataError(f"'{path}' has no column '{missing[0]}'")
+            for row in reader:
+                if any(row[name] is None for name in wanted):
+                    raise DataError(f"'{path}', line {reader.line_num}: the row is too short")
+                yield reader.line_num, row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot read '{path}': {error}") from error
+
+
+def _images(found: Sequence[tuple[Path, int]], schema: dict[str, Any], nothing: str) -> Samples:
+    if not found:
+        raise DataError(nothing)
+    pixels = torch.stack([read_image(path, schema) for path, _ in found])
+    return Samples(pixels, torch.tensor([label for _, label in found]))

@@ -1,0 +1,194 @@
+"""The seed set of a real federation: what is given is what everybody holds, and nobody can change it unseen."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedh2l.domain import Samples
+from fedh2l.errors import ConfigError, DataError
+from fedh2l.peer.bundle import Bundle, Part, merge
+from fedh2l.peer.public import from_folder, from_list, from_table, image_schema, table_schema
+
+CLASSES = ("cat", "dog")
+SCHEMA = image_schema("L:4x6")
+
+
+def part(node: str, count: int = 4, seed: int = 0) -> Part:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(count, 1, 6, 4, generator=generator)
+    return Part(node, CLASSES, SCHEMA, Samples(inputs, torch.arange(count) % 2))
+
+
+@pytest.fixture
+def bundle() -> Bundle:
+    return merge("zoo", [part("b", 4, 1), part("a", 6, 2)])
+
+
+def test_what_is_merged_is_what_everybody_reads(bundle, tmp_path):
+    bundle.save(tmp_path / "seedset.safetensors")
+    read = Bundle.load(tmp_path / "seedset.safetensors")
+    assert read.digest == bundle.digest
+    assert read.ranges == {"b": (0, 4), "a": (4, 10)}
+    assert torch.equal(read.part("a").inputs, part("a", 6, 2).samples.inputs)
+    assert read.counts() == {"b": [2, 2], "a": [3, 3]}
+    assert json.loads(json.dumps(read.manifest())) == bundle.manifest()
+
+
+def test_equal_bundles_are_equal_files(bundle, tmp_path):
+    for name in ("one", "two"):
+        merge("zoo", [part("b", 4, 1), part("a", 6, 2)]).save(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda b: replace(b, federation="other"),
+        lambda b: replace(b, classes=("dog", "cat")),
+        lambda b: replace(b, schema=image_schema("RGB:4x6")),
+        lambda b: replace(b, ranges={"b": (0, 5), "a": (5, 10)}),
+        lambda b: replace(b, ranges={"c": (0, 4), "a": (4, 10)}),
+        lambda b: replace(b, samples=Samples(b.samples.inputs + 1e-7, b.samples.labels)),
+        lambda b: replace(b, samples=Samples(b.samples.inputs, b.samples.labels.flip(0))),
+    ],
+)
+def test_any_difference_is_another_digest(bundle, changed):
+    assert changed(bundle).digest != bundle.digest
+
+
+def test_every_flipped_byte_is_seen(bundle, tmp_path):
+    path = tmp_path / "seedset.safetensors"
+    bundle.save(path)
+    whole = path.read_bytes()
+    (head,) = struct.unpack("<Q", whole[:8])
+    for place in [*range(0, 8 + head, 7), *range(8 + head, len(whole), 11)]:
+        broken = bytearray(whole)
+        broken[place] ^= 0x01
+        path.write_bytes(bytes(broken))
+        try:
+            read = Bundle.load(path)
+        except DataError:
+            continue
+        assert read.digest != bundle.digest, place
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DataError):
+        Bundle.load(path)
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ([], "at least two members"),
+        ([part("a")], "two parts of 'a'"),
+        ([Part("b", ("dog", "cat"), SCHEMA, part("b").samples)], "differ in their classes"),
+        ([Part("b", CLASSES, image_schema("L:6x4"), part("b").samples)], "differ in their schema"),
+        ([Part("b", CLASSES, SCHEMA, Samples(torch.rand(2, 1, 4, 4), torch.arange(2)))], "differ in their shape"),
+        ([Part("b", CLASSES, SCHEMA, Samples(torch.rand(2, 1, 6, 4).double(), torch.arange(2)))], "type of inputs"),
+    ],
+)
+def test_parts_that_do_not_fit(others, why):
+    with pytest.raises(DataError, match=why):
+        merge("zoo", [part("a"), *others])
+
+
+def test_a_class_that_nobody_gives():
+    only_cats = [replace(part(n), samples=Samples(torch.rand(2, 1, 6, 4), torch.zeros(2).long())) for n in "ab"]
+    with pytest.raises(DataError, match="class 'dog' is in nobody's part"):
+        merge("zoo", only_cats)
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        (Samples(torch.rand(2, 3), torch.tensor([0, 2])), "labels outside"),
+        (Samples(torch.tensor([[float("nan")]]), torch.tensor([0])), "NaN or infinite"),
+        (Samples(torch.rand(0, 3), torch.zeros(0).long()), "is empty"),
+    ],
+)
+def test_parts_that_are_none(samples, why):
+    with pytest.raises(DataError, match=why):
+        Part("a", CLASSES, {}, samples)
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    """Real image files, in folders and in a list."""
+    draw = np.random.default_rng(0)
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "path", "remark"])
+        for name in CLASSES:
+            (tmp_path / "zoo" / name).mkdir(parents=True)
+            for i in range(3):
+                picture = Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+                picture.save(tmp_path / "zoo" / name / f"{i}.png")
+                writer.writerow([name, f"zoo/{name}/{i}.png", "seen"])
+    (tmp_path / "zoo" / "cat" / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def test_folders_and_lists_of_images(zoo):
+    by_folder, by_list = (
+        from_folder(zoo / "zoo", CLASSES, SCHEMA),
+        from_list(zoo / "list.csv", CLASSES, SCHEMA),
+    )
+    assert by_folder.inputs.shape == (6, 1, 6, 4)
+    assert torch.equal(by_folder.inputs, by_list.inputs)
+    assert by_folder.labels.tolist() == by_list.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    with Image.open(zoo / "zoo" / "cat" / "0.png") as picture:
+        pixels = np.asarray(picture.convert("L").resize((4, 6)), dtype=np.float32) / 255
+    assert np.array_equal(by_folder.inputs[0, 0].numpy(), pixels)
+    with pytest.raises(DataError, match="is not named after a class; classes are cat, cow"):
+        from_folder(zoo / "zoo", ("cat", "cow"), SCHEMA)
+    (zoo / "zoo" / "cat" / "1.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match="cannot be read as an image"):
+        from_list(zoo / "list.csv", CLASSES, SCHEMA)
+
+
+def test_tables(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("y,x,kind\n1,2.5,dog\n-3,4e2,cat\n")
+    samples = from_table(path, "kind", CLASSES, table_schema(["x", "y"]))
+    assert samples.inputs.tolist() == [[2.5, 1.0], [400.0, -3.0]]
+    assert samples.labels.tolist() == [1, 0]
+    for text, why in (
+        ("y,kind\n1,dog\n", "no column 'x'"),
+        ("y,x,kind\n1,,dog\n", "could not convert"),
+        ("y,x,kind\n1,nan,dog\n", "not finite"),
+        ("y,x,kind\n1,2,cow\n", "'cow' is not one of cat, dog"),
+        ("y,x,kind\n1,2\n", "the row is too short"),
+        ("y,x,kind\n", "has no rows"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=why):
+            from_table(path, "kind", CLASSES, table_schema(["x", "y"]))
+
+
+@pytest.mark.parametrize("text", ["L", "L:28", "CMYK:2x2", "L:0x4", "RGB:99999x1"])
+def test_schemas_that_are_none(text):
+    with pytest.raises(ConfigError, match="MODE:WIDTHxHEIGHT"):
+        image_schema(text)
+
+
+def test_from_the_command_line(cli, zoo):
+    common = ("seedset", "part", "--classes", "cat,dog", "--image", "L:4x6")
+    refused = cli(*common, "--name", "a", "--folder", "zoo", input="n\n")
+    assert refused.returncode == 2
+    assert "Are they public?" in refused.stderr
+    assert not list(zoo.glob("*.safetensors"))
+    given = cli(*common, "--name", "a", "--folder", "zoo", input="y\n")
+    assert given.returncode == 0, given.stderr
+    assert cli(*common, "--name", "b", "--list", "list.csv", "--yes").returncode == 0
+    merged = cli("seedset", "merge", "a.part.safetensors", "b.part.safetensors", "--federation", "zoo")
+    assert merged.returncode == 0, merged.stderr
+    verified = cli("seedset", "verify", "seedset.safetensors")
+    assert verified.stdout == merged.stdout == f"sha256: {Bundle.load(zoo / 'seedset.safetensors').digest}\n"
+    assert "name one source" in cli(*common, "--name", "a").stderr
