@@ -1,0 +1,177 @@
+"""The roster of a real federation: what members agree on, and how they find out that they do not."""
+
+from __future__ import annotations
+
+import base64
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from fedh2l.errors import ConfigError
+from fedh2l.peer.bundle import merge
+from fedh2l.peer.charter import Charter, check_versions, differences, in_force, parse_address
+from test_bundle import CLASSES, part
+
+
+def pin(letter: str) -> str:
+    return f"sha256//{base64.b64encode(letter.encode() * 32).decode()}"
+
+
+def raw(**changes):
+    members = [{"name": n, "address": f"{n}.example:7443", "pin": pin(n)} for n in ("a", "b", "c")]
+    return {"federation": "zoo", "rounds": 100, "seedset": "0" * 64, "members": members, **changes}
+
+
+@pytest.fixture
+def bundle():
+    return merge("zoo", [part("a"), part("b", seed=1), part("c", seed=2)])
+
+
+def test_a_roster_is_written_and_read(tmp_path, bundle):
+    charter = Charter.read(raw(seedset=bundle.digest, method={"name": "fedh2l", "interval": 2}, timing={"quorum": 2}))
+    (tmp_path / "roster.toml").write_text(charter.to_toml())
+    again = Charter.load(tmp_path / "roster.toml")
+    assert again == charter
+    again.check_bundle(bundle)
+    assert "topology" not in tomllib.loads(charter.to_toml())["method"]
+
+
+def test_what_the_digest_covers():
+    """Method, parameters, seed, rounds, classes, seed set, names and their order; not addresses, keys or deadlines."""
+    first = Charter.read(raw())
+    digest = first.roster(CLASSES).digest
+    moved = [{**m, "address": f"10.0.0.{i}:1", "pin": pin("xyz"[i])} for i, m in enumerate(raw()["members"])]
+    for same in (raw(members=moved), raw(timing={"deadline": 1.0, "quorum": 2, "mode": "asynchronous"})):
+        assert Charter.read(same).roster(CLASSES).digest == digest
+    for other in (
+        raw(federation="circus"),
+        raw(version=2),
+        raw(from_round=7),
+        raw(seed=1),
+        raw(rounds=101),
+        raw(batch_size=16),
+        raw(seedset="1" * 64),
+        raw(method={"name": "fedh2l", "kl": False}),
+        raw(members=raw()["members"][::-1]),
+        raw(members=raw()["members"][:2]),
+    ):
+        assert Charter.read(other).roster(CLASSES).digest != digest, other
+    assert first.roster(CLASSES[::-1]).digest != digest
+
+
+def test_what_differs_is_named():
+    mine = Charter.read(raw()).canonical(CLASSES)
+    theirs = Charter.read(raw(seed=1, method={"name": "fedh2l", "interval": 5}, members=raw()["members"][:2]))
+    found = differences(mine, theirs.canonical(CLASSES))
+    assert found == [
+        "seed: 0 here, 1 there",
+        "method.interval: 1 here, 5 there",
+        "members: ['a', 'b', 'c'] here, ['a', 'b'] there",
+    ]
+    assert differences(mine, mine) == []
+    assert differences({"a": 1}, {"b": "x" * 200}) == [
+        "a: 1 here, nothing there",
+        f"b: nothing here, '{'x' * 76}… there",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"method": {"name": "fedavg"}}, "only posteriors on public data may cross, and there is no server"),
+        ({"method": {"name": "fml"}}, "this method sends parameters"),
+        ({"method": {"name": "fedh2l", "topology": [["a", "z"]]}}, "z"),
+        ({"members": raw()["members"][:1]}, "at least two nodes"),
+        ({"members": [raw()["members"][0]] * 2}, "two nodes are named 'a'"),
+        ({"members": [{**m, "pin": pin("a")} for m in raw()["members"]]}, "'a' and 'b' have one pin"),
+        ({"members": [{**m, "address": "h:1"} for m in raw()["members"]]}, "'a' and 'b' have one address"),
+        (
+            {"members": [{"name": "a", "address": "h", "pin": pin("a")}]},
+            "members.0.address = 'h': it should be host:port",
+        ),
+        (
+            {"members": [{"name": "a", "address": "h:1", "pin": "md5//x"}]},
+            "members.0.pin = 'md5//x': it should be sha256//",
+        ),
+        ({"members": [{"name": "a/b", "address": "h:1", "pin": pin("a")}]}, "use 1 to 63 letters"),
+        ({"members": [{"name": "a", "address": "h:1"}]}, "members.0.pin: this key is required"),
+        ({"timing": {"quorum": 3}}, "a peer has 2 others"),
+        ({"timing": {"deadlin": 3.0}}, "Did you mean 'deadline'"),
+        ({"seedset": "abc"}, "roster.seedset"),
+        ({"rounds": 0}, "roster.rounds"),
+        ({"roundz": 3}, "Did you mean 'rounds'"),
+        ({"members": "a"}, "tables \\[\\[members\\]\\]"),
+    ],
+)
+def test_rosters_that_are_none(changes, why):
+    with pytest.raises(ConfigError, match=why):
+        Charter.read(raw(**changes))
+
+
+def test_a_seed_set_that_is_not_the_agreed_one(bundle):
+    with pytest.raises(ConfigError, match="but the roster agrees on 000"):
+        Charter.read(raw()).check_bundle(bundle)
+    with pytest.raises(ConfigError, match="the seed set is that of 'zoo', the roster that of 'circus'"):
+        Charter.read(raw(seedset=bundle.digest, federation="circus")).check_bundle(bundle)
+    fewer = merge("zoo", [part("a"), part("b", seed=1)])
+    with pytest.raises(ConfigError, match="member 'c' gave no part"):
+        Charter.read(raw(seedset=fewer.digest)).check_bundle(fewer)
+
+
+def test_versions_follow_each_other():
+    first, second = Charter.read(raw()), Charter.read(raw(version=2, from_round=50, members=raw()["members"][:2]))
+    check_versions([first, second])
+    assert [in_force([first, second], round) for round in (1, 49, 50, 99)] == [first, first, second, second]
+    for wrong in (
+        [second],
+        [first, first],
+        [first, Charter.read(raw(version=3, from_round=50))],
+        [first, Charter.read(raw(version=2, from_round=1))],
+        [first, Charter.read(raw(version=2, from_round=50, seed=9))],
+        [first, Charter.read(raw(version=2, from_round=50, federation="circus"))],
+    ):
+        with pytest.raises(ConfigError):
+            check_versions(wrong)
+
+
+def test_addresses():
+    assert parse_address("north.example:7443") == ("north.example", 7443)
+    assert parse_address("[::1]:1") == ("::1", 1)
+    for wrong in ("", "a", "a:", ":1", "a:0", "a:65536", "::1:80", "[zz]:1", "a b:1", "a:1:2", "http://a:1"):
+        with pytest.raises(ValueError, match=r"."):
+            parse_address(wrong)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(ConfigError, match="there is no roster"):
+        Charter.load(tmp_path / "roster.toml")
+    (tmp_path / "roster.toml").write_text("rounds = ")
+    with pytest.raises(ConfigError, match="cannot read the roster"):
+        Charter.load(tmp_path / "roster.toml")
+
+
+def test_from_the_command_line(cli, tmp_path, bundle):
+    pytest.importorskip("cryptography")
+    from fedh2l.peer import certificates
+    from fedh2l.peer.authority import Authority
+
+    founder = Authority.found(tmp_path / "authority", "zoo")
+    members = []
+    for place, name in enumerate("abc"):
+        path, _ = certificates.request(tmp_path / name, name, ["127.0.0.1"])
+        signed = founder.sign(certificates.read_request(path))
+        certificates.write(tmp_path / name / "node.pem", certificates.pem(signed))
+        members.append(f"{name}/node.pem@127.0.0.1:{7001 + place}")
+    bundle.save(tmp_path / "seedset.safetensors")
+    made = cli("roster", "init", *members, "--rounds", 50)
+    assert made.returncode == 0, made.stderr
+    checked = cli("roster", "check")
+    charter = Charter.load(tmp_path / "roster.toml")
+    assert checked.stdout == f"digest: {charter.roster(bundle.classes).digest.hex()}\n"
+    assert charter.pins["b"] == certificates.About.of(certificates.read_certificate(tmp_path / "b/node.pem")).pin
+    other = replace(charter, agreement=charter.agreement.model_copy(update={"rounds": 60}))
+    (tmp_path / "other.toml").write_text(other.to_toml())
+    compared = cli("roster", "check", "--with", "other.toml")
+    assert compared.returncode == 2
+    assert "rounds: 50 here, 60 there" in compared.stderr
