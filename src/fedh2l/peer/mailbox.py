@@ -1,0 +1,170 @@
+"""What comes in from other peers: looked at before it is used, dropped with a reason if it is not sound."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+
+from torch import Tensor
+
+from fedh2l.errors import FedH2LError, MessageError
+from fedh2l.messages import Posteriors, decode, encoded_size
+from fedh2l.roster import Roster
+from fedh2l.topology import Graph
+
+log = logging.getLogger("fedh2l.peer")
+
+AHEAD = 64
+"""How many rounds a peer may be ahead of this one for its signals to be kept."""
+
+
+class Reason(StrEnum):
+    """Why a signal is refused."""
+
+    TOO_LARGE = "too large"
+    MALFORMED = "malformed"
+    NOT_POSTERIORS = "not posteriors"
+    WRONG_NAME = "name is not the certificate's"
+    NOT_EXPECTED = "not expected"
+    PAST = "round is past"
+    FUTURE = "round is in the future"
+    REPLAYED = "seen before"
+    WRONG_SHAPE = "wrong shape"
+    UNSOUND = "unsound values"
+
+
+class Refused(FedH2LError):  # noqa: N818 - an outcome rather than an error
+    """A signal that is not used."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Mailbox:
+    """The signals that one peer was sent, by sender and round; safe to use from several threads.
+
+    `rows` is how many answers the signal of a sender holds in any round, and `labels(sender, round)` are the right
+    ones. What is kept is bounded: one signal a sender and round, within a window of rounds around the present one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        roster: Roster,
+        teachers: Callable[[int], Graph],
+        rows: Callable[[str], int],
+        classes: int,
+        labels: Callable[[str, int], Tensor],
+        exchanges: Callable[[int], bool],
+        staleness: int = 0,
+    ) -> None:
+        self.name, self.roster = name, roster
+        self.refused: Counter[tuple[str, Reason]] = Counter()
+        """How many signals of whom were dropped, and why."""
+        self._teachers, self._rows, self._classes = teachers, rows, classes
+        self._labels, self._exchanges, self._staleness = labels, exchanges, staleness
+        self._changed = threading.Condition()
+        self._kept: dict[tuple[int, str], Posteriors] = {}
+        self._seen: set[tuple[int, str]] = set()
+        self._round = 1
+
+    def cap(self, sender: str) -> int:
+        """Bytes of the largest signal that a sender may send."""
+        return encoded_size("posteriors", "float32", (self._rows(sender), self._classes))
+
+    @property
+    def round(self) -> int:
+        """The round that this peer is in."""
+        return self._round
+
+    def enter(self, round: int) -> None:
+        """Begins a round; what is too old by now is forgotten."""
+        with self._changed:
+            self._round = round
+            oldest = round - self._staleness
+            self._kept = {key: signal for key, signal in self._kept.items() if key[0] >= oldest}
+            self._seen = {key for key in self._seen if key[0] >= oldest}
+
+    def accept(self, sender: str, data: bytes) -> Posteriors:
+        """Keeps a signal that came from `sender`, as its certificate says; raises `Refused`, and counts it, if not."""
+        try:
+            signal = self._examined(sender, data)
+        except Refused as refused:
+            with self._changed:
+                self.refused[sender, refused.reason] += 1
+            log.warning("dropped a signal of '%s': %s", sender, refused)
+            raise
+        return signal
+
+    def _examined(self, sender: str, data: bytes) -> Posteriors:
+        if len(data) > self.cap(sender):
+            raise Refused(Reason.TOO_LARGE, f"{len(data)} bytes, where at most {self.cap(sender)} are agreed")
+        try:
+            signal = decode(data, self.roster)
+        except MessageError as error:
+            raise Refused(Reason.MALFORMED, str(error)) from None
+        if not isinstance(signal, Posteriors):
+            raise Refused(Reason.NOT_POSTERIORS, f"it holds {signal.kind}, and only posteriors may cross")
+        if signal.sender != sender:
+            raise Refused(Reason.WRONG_NAME, f"it says it is from '{signal.sender}'")
+        self._check_round(signal)
+        agreed = (self._rows(sender), self._classes)
+        if signal.shape != agreed or not signal.flagged:
+            raise Refused(Reason.WRONG_SHAPE, f"it has shape {signal.shape}, where {agreed} and a count were agreed")
+        flags = signal.faults(self._labels(sender, signal.round)).tolist()
+        if any(flags):
+            raise Refused(Reason.UNSOUND, f"it holds {signal.FAULTS[flags.index(True)]}")
+        key = (signal.round, sender)
+        with self._changed:
+            self._check_round(signal)  # time has passed, and another thread may have been quicker
+            self._seen.add(key)
+            self._kept[key] = signal
+            self._changed.notify_all()
+        return signal
+
+    def _check_round(self, signal: Posteriors) -> None:
+        round, sender, present = signal.round, signal.sender, self._round
+        if round < present - self._staleness:
+            raise Refused(Reason.PAST, f"it is of round {round}, and this is round {present}")
+        if round > present + AHEAD:
+            raise Refused(Reason.FUTURE, f"it is of round {round}, and this is round {present}")
+        if not self._exchanges(round) or sender not in self._teachers(round).get(self.name, ()):
+            raise Refused(Reason.NOT_EXPECTED, f"'{sender}' is not heard by '{self.name}' in round {round}")
+        if (round, sender) in self._seen:
+            raise Refused(Reason.REPLAYED, f"a signal of round {round} was here before")
+
+    def collect(self, round: int, deadline: float, enough: int | None = None) -> list[Posteriors]:
+        """The signals of a round in roster order: all that are expected, or those that are here at the deadline.
+
+        The deadline is a time of `time.monotonic()`; with `enough`, as many as that will do.
+        """
+        expected = [name for name in self.roster.names if name in self._teachers(round).get(self.name, ())]
+        wanted = len(expected) if enough is None else min(enough, len(expected))
+        with self._changed:
+            while True:
+                here = [self._kept[round, name] for name in expected if (round, name) in self._kept]
+                left = deadline - time.monotonic()
+                if len(here) >= wanted or left <= 0:
+                    return here
+                self._changed.wait(left)
+
+    def newest(self, round: int) -> list[Posteriors]:
+        """The newest signal of each peer that is heard, within the staleness bound, in roster order."""
+        with self._changed:
+            found = []
+            for name in self.roster.names:
+                rounds = [kept for kept, sender in self._kept if sender == name]
+                fresh = [kept for kept in rounds if round - self._staleness <= kept <= round]
+                if fresh:
+                    found.append(self._kept[max(fresh), name])
+            return found
+
+    def furthest(self) -> int:
+        """The furthest round that anybody's signal is of; 0 if there is none."""
+        with self._changed:
+            return max((round for round, _ in self._kept), default=0)
