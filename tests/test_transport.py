@@ -1,0 +1,298 @@
+"""Real TLS on loopback: members reach each other, and nobody else reaches them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import ssl
+from datetime import timedelta
+
+import grpc
+import pytest
+
+from fedh2l.peer import authority as authorities
+from fedh2l.peer import certificates
+from fedh2l.peer import fedh2l_pb2 as pb
+from fedh2l.peer.authority import Authority
+from fedh2l.peer.charter import Charter
+from fedh2l.peer.mailbox import Reason, Refused
+from fedh2l.peer.transport import SERVICE, SLACK, Agreed, Circle, Desk, Line, Listener, PeerRefusedError
+from test_bundle import CLASSES
+from test_pki import join
+
+LARGEST = 2000
+
+
+class Answers(Desk):
+    """A desk that remembers."""
+
+    def __init__(self, agreed: Agreed) -> None:
+        self.agreed, self.heard, self.refused = agreed, [], []
+
+    def greeted(self, caller, hello):
+        self.agreed.check(caller, hello)
+        return self.agreed.hello("a", 5)
+
+    def taught(self, caller, posteriors):
+        if len(posteriors) > LARGEST:
+            raise Refused(Reason.TOO_LARGE, f"{len(posteriors)} bytes")
+        self.heard.append((caller, posteriors))
+        return 5
+
+    def left(self, caller, goodbye):
+        self.heard.append((caller, goodbye.round))
+        return 5
+
+    def turned_away(self, why):
+        self.refused.append(why)
+
+
+class Town:
+    """A federation of a, b and c, of which a listens."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+        self.founder = Authority.found(folder / "authority", "zoo")
+        for name in "abc":
+            self.join(name)
+        self.charter = self.read(rounds=100)
+        self.desk = Answers(Agreed.of(self.charter, CLASSES))
+        self.listener = Listener(self.circle("a"), self.desk, "127.0.0.1:0", LARGEST)
+        self.listener.start()
+        self.address = f"127.0.0.1:{self.listener.port}"
+
+    def join(self, name, founder=None, days=365):
+        return join(founder or self.founder, self.folder / name, name, days, ["127.0.0.1"])
+
+    def read(self, **changes) -> Charter:
+        members = [{"name": n, "address": f"127.0.0.1:{9000 + i}", "pin": self.pin(n)} for i, n in enumerate("abc")]
+        return Charter.read({"federation": "zoo", "seedset": "0" * 64, "members": members, **changes})
+
+    def pin(self, name) -> str:
+        return certificates.About.of(certificates.read_certificate(self.folder / name / "node.pem")).pin
+
+    def identity(self, name, root="authority") -> certificates.Identity:
+        own = self.folder / name
+        return certificates.Identity.load(own / "node.pem", own / "node.key", self.folder / root / "ca.pem")
+
+    def circle(self, name, charter=None) -> Circle:
+        return Circle(self.identity(name), charter or self.charter, self.folder / "authority" / "revoked.pem")
+
+    def line(self, name, address=None, charter=None, member="a") -> Line:
+        line = Line(self.circle(name, charter), member, address or self.address)
+        line.open(5)
+        return line
+
+    def call(self, name, method, payload: bytes, root=None) -> bytes:
+        """As whoever holds these files, with none of our checks in between."""
+        own = self.folder / name
+        trusted = root or (self.folder / "a" / "node.pem").read_bytes()
+        pair = [(own / file).read_bytes() for file in ("node.key", "node.pem")] if name else [None, None]
+        with grpc.secure_channel(self.address, grpc.ssl_channel_credentials(trusted, *pair)) as channel:
+            return channel.unary_unary(f"/{SERVICE}/{method}")(payload, timeout=10)
+
+
+@pytest.fixture
+def town(tmp_path):
+    made = Town(tmp_path)
+    yield made
+    made.listener.stop(0)
+
+
+def refused(town, name, method="Teach", payload=b"", **how) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as error:
+        town.call(name, method, payload, **how)
+    assert town.desk.heard == []
+    return error.value.code(), error.value.details()
+
+
+def test_members_talk(town):
+    line = town.line("b")
+    assert line.greet(town.desk.agreed, 3, 5).round == 5
+    assert line.call("Teach", pb.Signal(posteriors=b"xyz"), pb.Receipt, 5).round == 5
+    assert line.call("Leave", pb.Goodbye(round=9), pb.Receipt, 5).round == 5
+    assert town.desk.heard == [("b", b"xyz"), ("b", 9)]
+    assert town.desk.refused == []
+
+
+def test_without_a_certificate_there_is_no_connection(town):
+    code, details = refused(town, "")
+    assert code is grpc.StatusCode.UNAVAILABLE, details
+
+
+def test_a_certificate_of_another_authority(town):
+    other = Authority.found(town.folder / "other", "zoo")
+    town.join("stranger", other)
+    code, _ = refused(town, "stranger")
+    assert code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_right_authority_but_not_a_member(town):
+    town.join("d")
+    code, details = refused(town, "d")
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert "'d' is not in the roster" in details
+    assert "'d' is not in the roster" in town.desk.refused[0]
+    with pytest.raises(PeerRefusedError, match="who is not a member"):
+        town.circle("d")
+
+
+def test_a_member_with_another_key(town):
+    town.founder.revoke("b")
+    (town.folder / "b" / "node.key").unlink()
+    town.join("b")
+    code, details = refused(town, "b")
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert "but the roster pins" in details
+    with pytest.raises(PeerRefusedError, match="would be refused by all others"):
+        town.circle("b")
+
+
+def test_an_expired_certificate(town, monkeypatch):
+    monkeypatch.setattr(authorities, "now", lambda: certificates.now() - timedelta(days=500))
+    expired = Authority(town.folder / "authority")
+    town.join("b", expired, days=365)
+    code, _ = refused(town, "b")
+    assert code is grpc.StatusCode.UNAVAILABLE  # TLS itself refuses it
+    with pytest.raises(certificates.PKIError, match="renew it"):
+        town.identity("b")
+
+
+def test_a_revoked_certificate(town, caplog):
+    assert town.call("b", "Teach", pb.Signal(posteriors=b"1").SerializeToString())
+    town.desk.heard.clear()
+    town.founder.revoke("b")
+    town.listener._circle.reload()
+    code, details = refused(town, "b")
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert "is revoked" in details
+
+
+def test_a_renewed_certificate_of_the_same_key_is_welcome(town):
+    town.join("b")
+    assert town.line("b").greet(town.desk.agreed, 1, 5).round == 5
+
+
+def test_older_tls_is_refused(town):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(town.folder / "authority" / "ca.pem")
+    context.load_cert_chain(town.folder / "b" / "node.pem", town.folder / "b" / "node.key")
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", town.listener.port), 5) as plain,
+        context.wrap_socket(plain) as secured,
+    ):
+        secured.sendall(http2_call(f"/{SERVICE}/Teach", pb.Signal(posteriors=b"x").SerializeToString()))
+        secured.settimeout(5)
+        while secured.recv(4096) and not town.desk.refused:
+            pass
+    assert "TLSv1.2" in town.desk.refused[0]
+    assert town.desk.heard == []
+
+
+def http2_call(path: str, message: bytes) -> bytes:
+    """A gRPC call in HTTP/2, by hand: preface, settings, headers, data."""
+
+    def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+        return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+    def text(value: str) -> bytes:
+        return len(value).to_bytes(1, "big") + value.encode()
+
+    fields = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "127.0.0.1", "te": "trailers"}
+    fields |= {"content-type": "application/grpc"}
+    headers = b"".join(b"\x00" + text(key) + text(value) for key, value in fields.items())
+    body = b"\x00" + len(message).to_bytes(4, "big") + message
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    return preface + frame(4, 0, 0, b"") + frame(1, 4, 1, headers) + frame(0, 1, 1, body)
+
+
+def test_a_server_that_is_not_the_member(town):
+    """Another member at its address, who could read what was not meant for it."""
+    with pytest.raises(PeerRefusedError, match="its certificate is that of 'a', not of 'c'"):
+        town.line("b", member="c")
+
+
+def test_a_server_that_shows_no_certificate_of_ours(tmp_path, town):
+    other = Town(tmp_path / "elsewhere")
+    try:
+        with pytest.raises(PeerRefusedError, match="does not show a certificate of this federation"):
+            town.line("b", address=other.address)
+    finally:
+        other.listener.stop(0)
+
+
+def test_nobody_there(town):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(OSError, match=r"."):
+        town.line("b", address=f"127.0.0.1:{port}")
+
+
+def hello(agreed, **changes) -> bytes:
+    message = agreed.hello("b", 1)
+    for key, value in changes.items():
+        setattr(message, key, value)
+    return message.SerializeToString()
+
+
+def test_who_has_agreed_on_something_else(town):
+    other = Agreed.of(town.read(rounds=100, seed=9, method={"name": "fedh2l", "kl": False}), CLASSES)
+    code, details = refused(town, "b", "Greet", hello(other))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    for side in (details, town.desk.refused[0]):
+        assert "method.kl: True here, False there; seed: 0 here, 9 there" in side
+    with pytest.raises(PeerRefusedError, match=r"'a' refuses this peer: .*seed: 0 here, 9 there"):
+        town.line("b").greet(other, 1, 5)
+    other_set = Agreed.of(town.read(rounds=100, seedset="1" * 64), CLASSES)
+    assert "seedset: '000" in refused(town, "b", "Greet", hello(other_set))[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"protocol": 2}, "speaks version 2 of the protocol, this peer 1"),
+        ({"name": "c"}, "'b' says that it is 'c'"),
+        ({"digest": b"0" * 16}, "its digest is not that of what it says"),
+        ({"digest": b"0" * 16, "canonical": "{"}, "cannot be read"),
+        ({"digest": b"0" * 16, "canonical": "[" * 1500}, "cannot be read"),
+        ({"digest": b"0" * 16, "canonical": json.dumps([1])}, "nothing there"),
+    ],
+)
+def test_greetings_that_are_none(town, changes, why):
+    code, details = refused(town, "b", "Greet", hello(town.desk.agreed, **changes))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert why in details
+    assert why in town.desk.refused[0]
+
+
+def test_what_is_too_large_is_measured_and_a_little_more_is_not_even_read(town):
+    code, details = refused(town, "b", payload=pb.Signal(posteriors=b"x" * (LARGEST + 1)).SerializeToString())
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "too large: 2001 bytes")
+    code, _ = refused(town, "b", payload=b"x" * (LARGEST + SLACK + 1))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_random_bytes_and_unknown_methods(town):
+    code, _ = refused(town, "b", payload=b"\xff\xff\xff\xff")
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "'b' sent 4 bytes that are not a Signal" in town.desk.refused[0]
+    code, _ = refused(town, "b", method="Parameters", payload=b"")
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_noise_on_the_port_changes_nothing(town, caplog):
+    with caplog.at_level(logging.ERROR):
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\x00" * 200, b"\xff" * 5000):
+            with socket.create_connection(("127.0.0.1", town.listener.port), 5) as plain:
+                plain.sendall(noise)
+    assert town.line("b").greet(town.desk.agreed, 1, 5).round == 5
+
+
+def test_a_port_that_is_taken(town):
+    with pytest.raises(PeerRefusedError, match="cannot listen on"):
+        Listener(town.circle("a"), town.desk, town.address, LARGEST)
