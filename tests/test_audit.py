@@ -1,0 +1,202 @@
+"""The record of what left a machine: no line of it can be changed, removed, added or cut off unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedh2l.peer.audit import AuditError, AuditLog, Head, audit, line_hash
+
+KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+@pytest.fixture
+def log(tmp_path):
+    made = AuditLog(tmp_path / "audit.jsonl", "north", "zoo", KEY)
+    for round in range(1, 6):
+        made.record("posteriors", "south", round, bytes(100))
+        made.record("posteriors", "east", round, bytes(100))
+    return made
+
+
+@pytest.fixture
+def path(log, tmp_path):
+    log.close()
+    return tmp_path / "audit.jsonl"
+
+
+def lines(path):
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_a_whole_record(path):
+    report = audit(path)
+    assert report.problems == []
+    assert (report.node, report.federation, report.lines, report.last_round) == ("north", "zoo", 11, 5)
+    assert report.sent == {"posteriors": 1000}
+    assert report.receivers == {"south", "east"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_it_goes_on_after_a_restart(path):
+    again = AuditLog(path, "north", "zoo", KEY)
+    again.record("goodbye", "south", 6, b"x")
+    again.close()
+    report = audit(path)
+    assert report.problems == []
+    assert report.lines == 12
+
+
+@pytest.mark.parametrize("place", range(11))
+def test_a_removed_line_shows(path, place):
+    kept = lines(path)
+    del kept[place]
+    path.write_bytes(b"".join(kept))
+    problems = audit(path, [Head.sign("north", 11, "x" * 64, KEY)]).problems
+    assert problems, place
+
+
+@pytest.mark.parametrize("place", range(11))
+@pytest.mark.parametrize("key", ["peer", "bytes", "sha256", "round", "time", "kind", "previous"])
+def test_a_changed_line_shows_even_with_a_new_hash(path, place, key):
+    kept = lines(path)
+    for again in (False, True):
+        entry = json.loads(kept[place])
+        entry[key] = {"bytes": 7, "round": 4000}.get(key, "changed")
+        if again:
+            entry["hash"] = line_hash(entry)
+        changed = [*kept[:place], (json.dumps(entry) + "\n").encode(), *kept[place + 1 :]]
+        path.write_bytes(b"".join(changed))
+        head = Head.sign("north", 11, json.loads(kept[-1])["hash"], KEY)  # what a peer was told
+        assert audit(path, [head], KEY.public_key()).problems
+
+
+def test_lines_in_another_order_or_twice(path):
+    kept = lines(path)
+    for changed in ([kept[0], kept[2], kept[1], *kept[3:]], [*kept, kept[-1]], [*kept, kept[0]]):
+        path.write_bytes(b"".join(changed))
+        assert audit(path).problems
+
+
+def test_a_tail_that_was_cut_off_shows_by_what_others_saw(path, log, tmp_path):
+    whole = lines(path)
+    head = Head.sign("north", 11, json.loads(whole[-1])["hash"], KEY)
+    path.write_bytes(b"".join(whole[:8]))
+    assert audit(path).problems == []  # alone, it cannot be seen
+    assert audit(path, [head], KEY.public_key()).problems == ["3 lines were cut off: a witness saw 11"]
+    early = Head.sign("north", 8, json.loads(whole[7])["hash"], KEY)
+    assert audit(path, [early], KEY.public_key()).witnessed == 8
+    forged = Head.sign("north", 5000, "0" * 64, ec.generate_private_key(ec.SECP256R1()))
+    assert "did not sign" in audit(path, [forged], KEY.public_key()).problems[0]
+
+
+def test_a_rewritten_past_shows_by_what_others_saw(path, tmp_path):
+    head = Head.sign("north", 5, json.loads(lines(path)[4])["hash"], KEY)
+    path.unlink()
+    again = AuditLog(path, "north", "zoo", KEY)
+    for round in range(1, 20):
+        again.record("posteriors", "nobody", round, b"")
+    again.close()
+    assert audit(path).problems == []
+    assert audit(path, [head], KEY.public_key()).problems == ["a witness saw another line 5"]
+
+
+def test_heads_say_what_they_said(log):
+    head = Head.from_json(log.head().to_json())
+    assert head.is_signed_by(KEY.public_key())
+    assert not Head(head.node, head.length + 1, head.hash, head.signature).is_signed_by(KEY.public_key())
+    assert not Head(head.node, head.length, head.hash, "%%%").is_signed_by(KEY.public_key())
+    for wrong in ("", "{}", "[1]", '{"node": 1, "length": "x"}'):
+        with pytest.raises(AuditError, match="not the head of an audit log"):
+            Head.from_json(wrong)
+
+
+@pytest.mark.parametrize("left", [1, 50, -1])
+def test_a_torn_line_is_closed_and_told(path, left):
+    kept = lines(path)
+    path.write_bytes(b"".join(kept[:-1]) + kept[-1][:left])
+    assert "ends in the middle of a line" in audit(path).problems[0]
+    again = AuditLog(path, "north", "zoo", KEY)
+    again.record("posteriors", "south", 6, b"x")
+    again.close()
+    report = audit(path)
+    assert report.problems == []
+    assert len(report.torn) == (left > 0)  # with only its end missing, a line is whole
+    torn = bytearray(path.read_bytes())
+    torn[torn.index(kept[-1][:left], len(b"".join(kept[:-1])))] ^= 1  # the torn piece itself is kept as it was
+    path.write_bytes(bytes(torn))
+    assert audit(path).problems
+
+
+def test_killed_in_the_middle_of_it(tmp_path):
+    """A process that writes as fast as it can, killed; what it leaves is gone on with."""
+    program = f"""
+import sys
+from cryptography.hazmat.primitives import serialization
+from fedh2l.peer.audit import AuditLog
+key = serialization.load_pem_private_key(sys.stdin.buffer.read(), None)
+log = AuditLog(__import__("pathlib").Path({str(tmp_path / "a")!r}), "north", "zoo", key)
+print("there", flush=True)
+round = 0
+while True:
+    round += 1
+    log.record("posteriors", "south", round, bytes(1000))
+"""
+    from fedh2l.peer.certificates import key_bytes
+
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process.stdin.write(key_bytes(KEY))
+        process.stdin.close()
+        assert process.stdout.readline() == b"there\n"
+        threading.Event().wait(0.2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    AuditLog(tmp_path / "a", "north", "zoo", KEY).close()
+    report = audit(tmp_path / "a")
+    assert report.problems == []
+    assert report.messages["posteriors"] > 100
+
+
+def test_many_threads(tmp_path):
+    log = AuditLog(tmp_path / "a", "north", "zoo", KEY)
+    threads = [
+        threading.Thread(target=lambda i=i: [log.record("posteriors", f"p{i}", r, b"x") for r in range(200)])
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    assert audit(tmp_path / "a").problems == []
+    assert audit(tmp_path / "a").messages["posteriors"] == 800
+
+
+def test_where_nothing_can_be_noted_nothing_is_sent(log):
+    os.close(log._file)
+    with pytest.raises(AuditError, match="cannot note what is sent, so nothing is"):
+        log.record("posteriors", "south", 6, b"x")
+
+
+def test_from_the_command_line(cli, path, log):
+    said = cli("audit", path)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == (
+        "1.0 kB of posteriors on public data in 10 messages to 2 peers\n"
+        "'north' in 'zoo': 11 lines up to round 5, nothing else\n"
+    )
+    head = Head.sign("north", 11, json.loads(lines(path)[-1])["hash"], KEY)
+    (path.parent / "witness.jsonl").write_text(head.to_json() + "\n")
+    path.write_bytes(b"".join(lines(path)[:-1]))
+    cut = cli("audit", path, "--witness", path.parent / "witness.jsonl")
+    assert cut.returncode == 1
+    assert "1 lines were cut off" in cut.stderr
