@@ -224,7 +224,7 @@ class Line:
     """This peer's connection to one member, pinned to the certificate that the member shows."""
 
     def __init__(self, circle: Circle, member: str, address: str) -> None:
-        self._circle, self.member, self.address = circle, member, address
+        self._circle, self.me, self.member, self.address = circle, circle.name, member, address
         self._channel: grpc.Channel | None = None
 
     def open(self, timeout: float) -> None:
@@ -248,7 +248,7 @@ class Line:
     def greet(self, agreed: Agreed, round: int, timeout: float) -> pb.Hello:
         """Shakes hands; raises `PeerRefusedError` if the two have not agreed on the same."""
         try:
-            answer: pb.Hello = self.call("Greet", agreed.hello(self._circle.name, round), pb.Hello, timeout)
+            answer: pb.Hello = self.call("Greet", agreed.hello(self.me, round), pb.Hello, timeout)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
                 raise PeerRefusedError(f"'{self.member}' refuses this peer: {error.details()}") from None

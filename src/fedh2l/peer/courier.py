@@ -1,0 +1,177 @@
+"""Carrying this peer's signals to one other: connects, tries again, and never holds up whoever sends."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import grpc
+
+from fedh2l.peer import fedh2l_pb2 as pb
+from fedh2l.peer.audit import AuditLog
+from fedh2l.peer.transport import Agreed, Line, PeerRefusedError
+
+log = logging.getLogger("fedh2l.peer")
+
+QUEUE = 8
+"""Signals that wait for a peer at most; the oldest make room, since it could not use them any more."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""Seconds between two attempts to reach a peer: from the first to the longest, each about twice the one before."""
+TIMEOUT = 10.0
+"""Seconds in which a call is answered."""
+
+State = Literal["down", "up", "refused"]
+FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED)
+"""Answers after which the same signal is not sent again."""
+REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION)
+"""Answers that mean this peer, not this signal."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How it goes with one peer."""
+
+    state: State = "down"
+    reason: str = ""
+    round: int = 0
+    """That the peer is in, as it said last."""
+    sent: int = 0
+    """Signals that it has taken."""
+    bytes: int = 0
+    dropped: int = 0
+    """Signals that it never got: it was away for too long, or would not take them."""
+
+
+class Courier:
+    """A thread that takes signals to a member as long as they are of use."""
+
+    def __init__(self, line: Line, agreed: Agreed, audit: AuditLog, round: Callable[[], int]) -> None:
+        self.standing = Standing()
+        self._line, self._agreed, self._audit, self._round = line, agreed, audit, round
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._changed = threading.Condition()
+        self._connected = False
+        self._closing: pb.Goodbye | None = None
+        self._until = 0.0
+        self._thread = threading.Thread(target=self._work, name=f"fedh2l-to-{line.member}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to connect."""
+        self._thread.start()
+
+    def send(self, round: int, payload: bytes) -> None:
+        """Leaves a signal to be taken; returns at once."""
+        with self._changed:
+            self._waiting.append((round, payload))
+            while len(self._waiting) > QUEUE:
+                self._drop()
+            self._changed.notify_all()
+
+    def close(self, goodbye: pb.Goodbye, seconds: float) -> None:
+        """Takes what still waits, says goodbye, and ends; within so long."""
+        with self._changed:
+            self._closing, self._until = goodbye, time.monotonic() + seconds
+            self._changed.notify_all()
+        self._thread.join(seconds + 1)
+
+    def _drop(self) -> None:
+        self._waiting.popleft()
+        self.standing = replace(self.standing, dropped=self.standing.dropped + 1)
+
+    def _work(self) -> None:
+        pause = FIRST_PAUSE
+        while not self._done():
+            try:
+                self._connect()
+                self._deliver()
+                pause = FIRST_PAUSE
+            except PeerRefusedError as error:
+                self._hang_up("refused", str(error))
+                pause = LONGEST_PAUSE
+            except (OSError, grpc.RpcError) as error:
+                self._hang_up("down", _said(error))
+            else:
+                continue
+            self._rest(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        self._line.close()
+
+    def _rest(self, seconds: float) -> None:
+        """Until the next attempt, or until this is to end; then there is time for quicker ones."""
+        with self._changed:
+            ending = self._closing is not None
+            self._changed.wait_for(lambda: (self._closing is not None) != ending, FIRST_PAUSE if ending else seconds)
+
+    def _done(self) -> bool:
+        """Whether it was asked to end, and has said goodbye or found no time to."""
+        with self._changed:
+            return self._closing is not None and time.monotonic() > self._until
+
+    def _connect(self) -> None:
+        if self._connected:
+            return
+        self._line.open(TIMEOUT)
+        hello = self._agreed.hello(self._line.me, self._round())
+        self._audit.record("greeting", self._line.member, self._round(), hello.SerializeToString())
+        answer = self._line.greet(self._agreed, self._round(), TIMEOUT)
+        self._connected = True
+        if self.standing.state != "up":
+            log.info("'%s' is there, in round %d", self._line.member, answer.round)
+        self.standing = replace(self.standing, state="up", reason="", round=answer.round)
+
+    def _deliver(self) -> None:
+        """Takes what waits, one after the other, until there is nothing and more may come."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing is not None)
+                if not self._waiting:
+                    break
+                round, payload = self._waiting[0]
+            self._take(round, payload)
+        assert self._closing is not None
+        self._audit.record("goodbye", self._line.member, self._closing.round, self._closing.SerializeToString())
+        self._line.call("Leave", self._closing, pb.Receipt, max(0.1, self._until - time.monotonic()))
+        self._until = 0.0
+
+    def _take(self, round: int, payload: bytes) -> None:
+        self._audit.record("posteriors", self._line.member, round, payload)
+        try:
+            receipt = self._line.call("Teach", pb.Signal(posteriors=payload), pb.Receipt, TIMEOUT)
+        except grpc.RpcError as error:
+            if error.code() in REFUSED:
+                raise PeerRefusedError(f"'{self._line.member}' refuses this peer: {error.details()}") from None
+            if error.code() not in FINAL:
+                raise
+            log.warning("'%s' would not take the signal of round %d: %s", self._line.member, round, error.details())
+            self._settle(round, payload, taken=False)
+            return
+        self._settle(round, payload, taken=True)
+        self.standing = replace(self.standing, round=receipt.round)
+
+    def _settle(self, round: int, payload: bytes, taken: bool) -> None:
+        """A signal is done with, one way or the other."""
+        with self._changed:
+            if self._waiting and self._waiting[0] == (round, payload):  # it may have made room in the meantime
+                self._waiting.popleft()
+                if not taken:
+                    self.standing = replace(self.standing, dropped=self.standing.dropped + 1)
+            if taken:
+                sent, size = self.standing.sent + 1, self.standing.bytes + len(payload)
+                self.standing = replace(self.standing, sent=sent, bytes=size)
+
+    def _hang_up(self, state: State, reason: str) -> None:
+        if (self.standing.state, self.standing.reason) != (state, reason):
+            log.warning("'%s' cannot be reached: %s", self._line.member, reason)
+        self._connected = False
+        self._line.close()
+        self.standing = replace(self.standing, state=state, reason=reason)
+
+
+def _said(error: BaseException) -> str:
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else str(error)

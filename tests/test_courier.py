@@ -1,0 +1,170 @@
+"""Signals on their way to a peer that is there, away, slow, or will not have them; over real TLS."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fedh2l.peer import courier as couriers
+from fedh2l.peer import fedh2l_pb2 as pb
+from fedh2l.peer.audit import AuditLog, audit
+from fedh2l.peer.courier import QUEUE, Courier
+from fedh2l.peer.mailbox import Reason, Refused
+from fedh2l.peer.transport import Agreed, Line, Listener
+from test_bundle import CLASSES
+from test_transport import LARGEST, Town
+
+
+def until(condition: Callable[[], bool], seconds: float = 15) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(couriers, "LONGEST_PAUSE", 0.4)
+    monkeypatch.setattr(couriers, "TIMEOUT", 3.0)
+
+
+@pytest.fixture
+def town(tmp_path):
+    made = Town(tmp_path)
+    made.courier, made.audit = hire(made)
+    yield made
+    made.courier.close(pb.Goodbye(), 0)
+    made.listener.stop(0)
+
+
+def hire(town, name="b", agreed=None) -> tuple[Courier, AuditLog]:
+    log = AuditLog(town.folder / f"audit-{name}", name, "zoo", town.identity(name).signer)
+    made = Courier(Line(town.circle(name), "a", town.address), agreed or town.desk.agreed, log, lambda: 3)
+    made.start()
+    return made, log
+
+
+def reopen(town) -> None:
+    town.listener = Listener(town.circle("a"), town.desk, town.address, LARGEST)
+    town.listener.start()
+
+
+def test_signals_arrive_in_order_and_are_on_record(town):
+    for round in range(1, 6):
+        town.courier.send(round, bytes([round]))
+    until(lambda: len(town.desk.heard) == 5)
+    assert town.desk.heard == [("b", bytes([round])) for round in range(1, 6)]
+    until(lambda: town.courier.standing.sent == 5)
+    standing = town.courier.standing
+    assert (standing.state, standing.round, standing.sent, standing.bytes, standing.dropped) == ("up", 5, 5, 5, 0)
+    town.courier.close(pb.Goodbye(round=5, finished=True), 5)
+    assert town.desk.heard[-1] == ("b", 5)
+    report = audit(town.folder / "audit-b")
+    assert report.problems == []
+    assert report.messages == {"greeting": 1, "posteriors": 5, "goodbye": 1}
+
+
+def test_sending_never_waits(town):
+    town.listener.stop(0)
+    began = time.monotonic()
+    for round in range(1000):
+        town.courier.send(round, b"x")
+    assert time.monotonic() - began < 1
+
+
+def test_a_peer_that_comes_back_gets_the_newest(town):
+    until(lambda: town.courier.standing.state == "up")
+    town.listener.stop(0)
+    for round in range(1, 31):
+        town.courier.send(round, bytes([round]))
+    until(lambda: town.courier.standing.state == "down")
+    assert town.courier.standing.reason
+    reopen(town)
+    until(lambda: len(town.desk.heard) >= QUEUE)
+    assert [payload[0] for _, payload in town.desk.heard] == list(range(31 - QUEUE, 31))
+    assert town.courier.standing.dropped == 30 - QUEUE
+    assert town.courier.standing.state == "up"
+
+
+def test_a_peer_that_was_never_there_yet(tmp_path):
+    town = Town(tmp_path)
+    town.listener.stop(0)
+    courier, _ = hire(town)
+    courier.send(1, b"x")
+    until(lambda: courier.standing.state == "down" and courier.standing.reason != "")
+    reopen(town)
+    until(lambda: town.desk.heard == [("b", b"x")])
+    courier.close(pb.Goodbye(), 5)
+    town.listener.stop(0)
+
+
+def test_who_has_agreed_on_something_else_is_told_and_may_mend_it(town):
+    other = Agreed.of(town.read(rounds=100, seed=9), CLASSES)
+    courier, _ = hire(town, "c", other)
+    courier.send(1, b"x")
+    until(lambda: courier.standing.state == "refused")
+    assert "seed: 0 here, 9 there" in courier.standing.reason
+    assert town.desk.heard == []
+    town.desk.agreed = other  # the founder mends it at the other end
+    until(lambda: courier.standing.state == "up")
+    until(lambda: town.desk.heard == [("c", b"x")])
+    courier.close(pb.Goodbye(), 5)
+
+
+def test_a_revoked_peer_stops_sending(town):
+    town.courier.send(1, b"x")
+    until(lambda: town.courier.standing.sent == 1)
+    town.founder.revoke("b")
+    town.listener._circle.reload()
+    town.courier.send(2, b"y")
+    until(lambda: town.courier.standing.state == "refused")
+    assert "is revoked" in town.courier.standing.reason
+    assert town.desk.heard == [("b", b"x")]
+
+
+def test_a_signal_that_is_not_taken_is_not_sent_again(town, monkeypatch):
+    def picky(caller, posteriors):
+        if posteriors == b"bad":
+            raise Refused(Reason.UNSOUND, "it holds negative values")
+        town.desk.heard.append((caller, posteriors))
+        return 5
+
+    monkeypatch.setattr(town.desk, "taught", picky)
+    for payload in (b"good", b"bad", b"better"):
+        town.courier.send(1, payload)
+    until(lambda: len(town.desk.heard) == 2)
+    until(lambda: town.courier.standing.sent == 2)
+    assert town.courier.standing.dropped == 1
+    town.courier.close(pb.Goodbye(), 5)
+    assert audit(town.folder / "audit-b").messages["posteriors"] == 3
+
+
+def test_a_slow_peer_holds_up_nobody(town, monkeypatch):
+    monkeypatch.setattr(couriers, "TIMEOUT", 0.5)
+    let_go = threading.Event()
+
+    def slow(caller, posteriors):
+        let_go.wait(10)
+        town.desk.heard.append((caller, posteriors))
+        return 5
+
+    monkeypatch.setattr(town.desk, "taught", slow)
+    until(lambda: town.courier.standing.state == "up")
+    town.courier.send(1, b"x")
+    until(lambda: town.courier.standing.state == "down")
+    assert "DEADLINE_EXCEEDED" in town.courier.standing.reason
+    let_go.set()
+    until(lambda: town.courier.standing.sent == 1)  # it may get it twice: a mailbox takes it once
+
+
+def test_ending_without_the_other(town):
+    until(lambda: town.courier.standing.state == "up")
+    town.listener.stop(0)
+    town.courier.send(1, b"x")
+    began = time.monotonic()
+    town.courier.close(pb.Goodbye(round=1), 1.0)
+    assert time.monotonic() - began < 2.5
+    assert not town.courier._thread.is_alive()
