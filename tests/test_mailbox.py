@@ -132,12 +132,12 @@ def test_waiting_ends_when_all_are_there_or_at_the_deadline():
 def test_signals_of_peers_that_are_ahead_are_kept_for_their_round():
     box = mailbox()
     box.accept("b", data(signal(round=3)))
-    assert box.furthest() == 3
+    assert box.furthest("b") == 3
     assert box.collect(1, time.monotonic()) == []
     box.enter(3)
     assert len(box.collect(3, time.monotonic())) == 1
     box.enter(4)
-    assert box.furthest() == 0
+    assert box.furthest("b") == 0
 
 
 def test_the_newest_within_the_bound():

@@ -109,7 +109,7 @@ def load_config(
     _apply_preset(raw)
     raw.setdefault("run", {}).update({key: value for key, value in (run or {}).items() if value is not None})
     settings = RunSettings.read(raw["run"], "run").resolved()
-    data = _dataset(raw.get("data", {}))
+    data = dataset(raw.get("data", {}))
     nodes = _nodes(raw.get("nodes"), data, settings.seed, [c for c in changes if c[0][0] == "nodes"])
     config = Config(
         settings,
@@ -219,7 +219,8 @@ def _apply(raw: Any, path: Sequence[str], value: Any) -> None:
     here[path[-1]] = value
 
 
-def _dataset(raw: Raw) -> Dataset:
+def dataset(raw: Raw) -> Dataset:
+    """The dataset that a `[data]` section describes."""
     values = dict(raw)
     name = values.pop("name", "rotated-mnist")
     if not isinstance(name, str):

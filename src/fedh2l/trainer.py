@@ -285,7 +285,7 @@ def run_together(trainers: Sequence[Trainer]) -> list[Result]:
         for trainer in trainers:
             if trainer.directory:
                 stack.enter_context(trainer.directory.locked())
-        stack.enter_context(_torch_settings(first.settings))
+        stack.enter_context(torch_settings(first.settings))
         try:
             for trainer in trainers:
                 trainer._begin()
@@ -325,7 +325,7 @@ def advance_together(trainers: Sequence[Trainer]) -> None:
 
 
 @contextmanager
-def _torch_settings(settings: RunSettings) -> Iterator[None]:
+def torch_settings(settings: RunSettings) -> Iterator[None]:
     """A run's number of threads, with torch's own generators left as they were found."""
     before = torch.get_num_threads()
     device = resolve_device(settings.device)

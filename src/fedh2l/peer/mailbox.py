@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from torch import Tensor
@@ -138,18 +138,24 @@ class Mailbox:
         if (round, sender) in self._seen:
             raise Refused(Reason.REPLAYED, f"a signal of round {round} was here before")
 
-    def collect(self, round: int, deadline: float, enough: int | None = None) -> list[Posteriors]:
-        """The signals of a round in roster order: all that are expected, or those that are here at the deadline.
+    def collect(
+        self, round: int, deadline: float, waited: Sequence[str] | None = None, enough: int | None = None
+    ) -> list[Posteriors]:
+        """The signals of a round that are here, in roster order, as soon as those that are waited for are.
 
-        The deadline is a time of `time.monotonic()`; with `enough`, as many as that will do.
+        All that are expected are waited for, unless `waited` says whom, or `enough` how many will do; at the deadline,
+        a time of `time.monotonic()`, it is those that are here.
         """
         expected = [name for name in self.roster.names if name in self._teachers(round).get(self.name, ())]
-        wanted = len(expected) if enough is None else min(enough, len(expected))
         with self._changed:
             while True:
                 here = [self._kept[round, name] for name in expected if (round, name) in self._kept]
+                heard = {signal.sender for signal in here}
+                there = len(here) >= enough if enough is not None else heard.issuperset(waited or ())
+                if waited is None and enough is None:
+                    there = len(here) == len(expected)
                 left = deadline - time.monotonic()
-                if len(here) >= wanted or left <= 0:
+                if there or left <= 0:
                     return here
                 self._changed.wait(left)
 
@@ -164,7 +170,7 @@ class Mailbox:
                     found.append(self._kept[max(fresh), name])
             return found
 
-    def furthest(self) -> int:
-        """The furthest round that anybody's signal is of; 0 if there is none."""
+    def furthest(self, sender: str) -> int:
+        """The furthest round that a signal of `sender` is of; 0 if there is none."""
         with self._changed:
-            return max((round for round, _ in self._kept), default=0)
+            return max((round for round, name in self._kept if name == sender), default=0)

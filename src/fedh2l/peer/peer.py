@@ -1,0 +1,326 @@
+"""One peer of a real federation: trains its own node, and learns from whoever it hears in time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fedh2l.checkpoints import Checkpoint
+from fedh2l.clock import Clock
+from fedh2l.engines.base import raise_earliest
+from fedh2l.engines.residents import Residents
+from fedh2l.errors import RunError
+from fedh2l.learner import Learner
+from fedh2l.messages import Posteriors, encode
+from fedh2l.models.saved import pack_model, probe
+from fedh2l.node import Node
+from fedh2l.peer import fedh2l_pb2 as pb
+from fedh2l.peer.audit import AuditLog
+from fedh2l.peer.courier import Courier
+from fedh2l.peer.mailbox import Mailbox
+from fedh2l.peer.settings import PeerConfig
+from fedh2l.peer.transport import Agreed, Circle, Desk, Line, Listener
+from fedh2l.rundir import RunDirectory
+from fedh2l.seedset import SeedSet
+from fedh2l.settings import resolve_device
+from fedh2l.standing import Standing
+from fedh2l.trainer import AUTOMATIC, STATE_COPIES, torch_settings
+
+log = logging.getLogger("fedh2l.peer")
+
+AUDIT = "audit.jsonl"
+FAREWELL = 5.0
+"""Seconds in which what was sent last is delivered when a peer ends."""
+MEET = 5.0
+"""Seconds in which a peer that starts tries to meet the others, to learn which round they are in."""
+
+
+class Peer(Desk):
+    """The node of one organisation, with its line to all others."""
+
+    def __init__(self, config: PeerConfig, directory: RunDirectory) -> None:
+        self.config, self.directory = config, directory
+        charter, run, name = config.charter, config.run, config.name
+        self.name, self.rounds, self.timing = name, run.rounds, charter.timing
+        self.roster = charter.roster(config.bundle.classes)
+        self.agreed = Agreed.of(charter, config.bundle.classes)
+        self.circle = Circle(config.identity, charter, config.revoked)
+        self.node = Node(name, config.settings.model, config.domain, config.settings.model_args)
+        self.residents = Residents([self._learner()], charter.method)
+        self.method = charter.method
+        self.standing = Standing([name])
+        self.turned: list[str] = []
+        """Why calls were turned away, newest last."""
+        self.skipped = 0
+        """Rounds in which this peer took no part."""
+        self.round = 0
+        """The last one that is done."""
+        self._labels = SeedSet({n: config.bundle.part(n) for n in charter.names}, run.seed)
+        self.mailbox = Mailbox(
+            name,
+            self.roster,
+            self._teachers,
+            self._rows,
+            len(config.bundle.classes),
+            lambda sender, round: self._labels.batch(sender, round, self._asked_rows).labels,
+            self.method.exchanges,
+            self.timing.staleness if self.timing.mode == "asynchronous" else 0,
+        )
+        self.audit = AuditLog(directory.path / AUDIT, name, charter.agreement.federation, config.identity.signer)
+        largest = max(*(self.mailbox.cap(other) for other in charter.names), len(self.agreed.canonical))
+        self.listener = Listener(self.circle, self, config.settings.listen, largest)
+        self.couriers = {
+            other: Courier(Line(self.circle, other, charter.addresses[other]), self.agreed, self.audit, self._present)
+            for other in self.roster.others(name)
+        }
+        self._absent: set[str] = set()
+        """Who did not answer in time the last time; not waited for until heard from again."""
+        self._clock = Clock()
+
+    def _learner(self) -> Learner:
+        config, run = self.config, self.config.run
+        device, dtype = resolve_device(run.device), run.torch_dtype
+        parts = {other: config.bundle.part(other) for other in config.charter.names}
+        seed_set = SeedSet(parts, run.seed).to(device, dtype)
+        validation = config.domain.validation.to(device, dtype)
+        return Learner(self.node, seed_set, config.secret, config.optimizer, run.batch_size, device, dtype, validation)
+
+    @property
+    def _asked_rows(self) -> int:
+        return self.method.public_batch_rows(self.config.run.batch_size)
+
+    def _rows(self, sender: str) -> int:
+        start, end = self.config.bundle.ranges[sender]
+        return min(self._asked_rows, end - start)
+
+    def _teachers(self, round: int) -> Any:
+        return self.method.teachers(self.roster, round)
+
+    def _present(self) -> int:
+        return self.round + 1
+
+    # What others ask
+
+    def greeted(self, caller: str, hello: pb.Hello) -> pb.Hello:
+        """To whom has agreed on the same: the round that this peer is in."""
+        self.agreed.check(caller, hello)
+        return self.agreed.hello(self.name, self._present())
+
+    def taught(self, caller: str, posteriors: bytes) -> int:
+        """Keeps a sound signal."""
+        self.mailbox.accept(caller, posteriors)
+        self._absent.discard(caller)
+        return self._present()
+
+    def left(self, caller: str, goodbye: pb.Goodbye) -> int:
+        """Whoever leaves is not waited for."""
+        log.info("'%s' leaves after round %d%s", caller, goodbye.round, ", done" if goodbye.finished else "")
+        self._absent.add(caller)
+        return self._present()
+
+    def turned_away(self, why: str) -> None:
+        """Remembers the last few."""
+        log.warning("turned away: %s", why)
+        self.turned = [*self.turned[-99:], why]
+
+    # The course of a training
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Trains to the last round, from the newest checkpoint if there is one; False if it was asked to stop."""
+        with self.directory.locked(), torch_settings(self.config.run):
+            self._resume()
+            self._clock.start()
+            self.listener.start()
+            for courier in self.couriers.values():
+                courier.start()
+            try:
+                self._meet()
+                while self.round < self.rounds and not stop():
+                    self._step(stop)
+                finished = self.round >= self.rounds
+                if finished:
+                    self._finish()
+                else:
+                    self._checkpoint()
+            finally:
+                self._leave()
+        return finished
+
+    def _meet(self) -> None:
+        """Gives all others a moment to be there, and goes on from where they are."""
+        end = time.monotonic() + MEET
+        while time.monotonic() < end and any(c.standing.state == "down" for c in self.couriers.values()):
+            time.sleep(0.02)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """If others have gone on without this peer, goes on with the round that they are in."""
+        rounds = {
+            name: min(self.rounds, max(courier.standing.round, self.mailbox.furthest(name)))
+            for name, courier in self.couriers.items()
+        }
+        theirs = max(rounds.values())
+        if any(self._missed(name, round) for name, round in rounds.items()):
+            log.warning("others are in round %d: goes on from there, after round %d", theirs, self.round)
+            self.skipped += theirs - 1 - self.round
+            self.round = theirs - 1
+
+    def _missed(self, name: str, theirs: int) -> bool:
+        """Whether a peer that is in round `theirs` has done one without the signal of this peer that belongs to it."""
+        if self.timing.mode == "asynchronous":
+            return theirs > self.round + 1 + self.timing.staleness
+        return any(
+            self.method.exchanges(round) and self.name in self._teachers(round).get(name, ())
+            for round in range(self.round + 1, theirs)
+        )
+
+    def _step(self, stop: Callable[[], bool]) -> None:
+        round = self.round + 1
+        self.mailbox.enter(round)
+        self.residents.local_steps(round)
+        if self.method.exchanges(round):
+            self._exchange(round, stop)
+        self.round = round
+        self._arrive()
+        self._catch_up()
+
+    def _exchange(self, round: int, stop: Callable[[], bool]) -> None:
+        message = self.residents.emit(round)[self.name]
+        payload = encode(message, self.roster)
+        for student, teachers in self._teachers(round).items():
+            if self.name in teachers:
+                self.couriers[student].send(round, payload)
+        device = resolve_device(self.config.run.device)
+        inbox = [signal.to(device) for signal in self._hear(round, stop)]
+        self.residents.receive({self.name: inbox}, round)
+
+    def _hear(self, round: int, stop: Callable[[], bool]) -> Sequence[Posteriors]:
+        """The signals of a round: of all that are expected, or of those that are there when it is time to go on."""
+        if self.timing.mode == "asynchronous":
+            return self.mailbox.newest(round)
+        expected = self._teachers(round).get(self.name, ())
+        deadline = time.monotonic() + self.timing.deadline
+        while not stop():
+            waited = [name for name in expected if name not in self._absent]
+            here = self.mailbox.collect(round, min(deadline, time.monotonic() + 0.5), waited)
+            heard = {signal.sender for signal in here}
+            if heard.issuperset(waited) or time.monotonic() >= deadline:
+                missing = [name for name in waited if name not in heard]
+                for name in missing:
+                    log.warning("'%s' did not answer in round %d; it is not waited for until heard from", name, round)
+                self._absent.update(missing)
+                break
+        return self._quorate(round, here, expected, stop) if not stop() else []
+
+    def _quorate(
+        self, round: int, here: Sequence[Posteriors], expected: Sequence[str], stop: Callable[[], bool]
+    ) -> Sequence[Posteriors]:
+        """Waits until enough are heard; others may be away for long, so what there is is saved meanwhile."""
+        wanted = min(self.timing.quorum, len(expected))
+        began, paused = time.monotonic(), False
+        while len(here) < wanted and not stop():
+            patient = self.timing.below_quorum == "wait" and time.monotonic() - began < self.timing.patience
+            if not paused and not patient:
+                paused = True
+                log.warning("paused in round %d: %d of %d peers are heard", round, len(here), wanted)
+            here = self.mailbox.collect(round, time.monotonic() + 0.5, enough=wanted)
+            if len(here) < wanted and any(self.mailbox.furthest(name) > round for name in expected):
+                break  # others have gone on
+        if paused and len(here) >= wanted:
+            log.info("goes on in round %d", round)
+        return here
+
+    # What a round brings with it
+
+    def _arrive(self) -> None:
+        raise_earliest(self.residents.faults(self.round))
+        run = self.config.run
+        if self.round % run.eval_every == 0 or self.round == self.rounds:
+            self._evaluate()
+        every = run.checkpoint_every
+        if every == "auto":
+            due = self.round % AUTOMATIC == 0 and self._clock.affords_checkpoint(
+                STATE_COPIES * self.residents.parameter_bytes
+            )
+        else:
+            due = every > 0 and self.round % every == 0
+        if due and self.round < self.rounds:
+            self._checkpoint()
+
+    def _evaluate(self) -> None:
+        better = self.standing.take(self.residents.validate(), self.round)
+        self.residents.keep_best(better)
+        summary = self.standing.summary(self.residents.series(), len(self.config.domain.validation))
+        sent = sum(courier.standing.bytes for courier in self.couriers.values())
+        seconds = round(self._clock.seconds, 3)
+        self.directory.append_metrics({"round": self.round, **summary[self.name], "bytes": sent, "seconds": seconds})
+        log.info("round %d: validation ACC %.1f", self.round, summary[self.name]["validation_ACC"])
+        if self.config.settings.snapshots:
+            self._save_model(f"round-{self.round}", self.round)
+
+    def _save_model(self, which: str, taken: int) -> None:
+        said = self.residents.logits(probe(self.node.input_shape, self.node.floating, self.config.run.torch_dtype))
+        weights = self.residents.state_dicts()[self.name]
+        self.directory.write_model(self.name, which, pack_model(weights, said[self.name], self.node, taken, which))
+
+    def _checkpoint(self) -> None:
+        with self._clock.checkpointing():
+            plain = {"agreed": self.agreed.digest.hex(), **self.standing.state(), "seconds": self._clock.seconds,
+                     "skipped": self.skipped}  # fmt: skip
+            try:
+                self.directory.checkpoints.save(Checkpoint(self.round, self.residents.state(), plain))
+            except OSError as error:
+                raise RunError(f"cannot write a checkpoint after round {self.round}: {error}") from error
+
+    def _resume(self) -> None:
+        found = self.directory.checkpoints.newest()
+        if found is None:
+            return
+        _, checkpoint = found
+        if checkpoint.plain["agreed"] != self.agreed.digest.hex():
+            raise RunError("the checkpoint is of another agreement (roster or seed set); name another peer.out")
+        self.residents.restore(checkpoint.tensors)
+        self.round, self.skipped = checkpoint.round, checkpoint.plain["skipped"]
+        self.standing.restore(checkpoint.plain)
+        self._clock.before = checkpoint.plain["seconds"]
+        self.directory.cut_metrics(self.round)
+        self.directory.checkpoints.drop_after(self.round)
+        log.info("goes on after round %d", self.round)
+
+    def _finish(self) -> None:
+        rounds = {"last": self.round, "best": self.standing.best_rounds()[0]}
+        for which in ("last", "best"):
+            self.residents.select(which)
+            self._save_model(which, rounds[which])
+        right = self.residents.correct([self.config.domain.test.to(*self._place)])[self.name][0]
+        self.directory.write_result(
+            {
+                "node": self.name,
+                "rounds": self.rounds,
+                "skipped": self.skipped,
+                "best_round": rounds["best"],
+                "test_ACC": 100 * right / len(self.config.domain.test),
+                "conflict_rate": self.standing.conflict_rate,
+                "conflicts": self.standing.state()["conflicts"],
+                "bytes": {name: courier.standing.bytes for name, courier in self.couriers.items()},
+                "refused": {f"{name}: {why}": n for (name, why), n in sorted(self.mailbox.refused.items())},
+                "seconds": round(self._clock.seconds, 3),
+            }
+        )
+
+    @property
+    def _place(self) -> tuple[torch.device, torch.dtype]:
+        return resolve_device(self.config.run.device), self.config.run.torch_dtype
+
+    def _leave(self) -> None:
+        goodbye = pb.Goodbye(round=self.round, finished=self.round >= self.rounds)
+        end = time.monotonic() + FAREWELL
+        for courier in self.couriers.values():
+            courier.close(goodbye, max(0.0, end - time.monotonic()))
+        self.listener.stop()
+        self.audit.close()
+        self.residents.close()

@@ -1,0 +1,218 @@
+"""A whole federation on one machine, with nothing pretended: real processes, real certificates, real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from fedh2l.config import Config
+from fedh2l.domain import Samples
+from fedh2l.errors import RunError
+from fedh2l.federation import Federation
+from fedh2l.ledger import Ledger
+from fedh2l.messages import Posteriors
+from fedh2l.metrics import count_correct
+from fedh2l.models.saved import load_model
+from fedh2l.peer import certificates
+from fedh2l.peer.authority import CA_CERTIFICATE, REVOKED, Authority
+from fedh2l.peer.bundle import Part, merge
+from fedh2l.peer.charter import Agreement, Charter, Member, Timing
+from fedh2l.peer.settings import LOCAL
+from fedh2l.result import Result, node_results, summarise
+from fedh2l.rundir import RunDirectory
+from fedh2l.sampling import node_secret
+from fedh2l.settings import resolve_device
+from fedh2l.standing import Standing
+from fedh2l.toml import toml_key, toml_value
+from fedh2l.trainer import torch_settings
+
+HOST = "127.0.0.1"
+PEER, LOG = "peer.toml", "peer.log"
+POLL = 0.05
+
+
+class Rehearsal:
+    """The peers of a configuration, in a folder with one of their own for each."""
+
+    def __init__(self, config: Config, federation: Federation, folder: Path, timing: Timing | None = None) -> None:
+        self.config, self.federation, self.folder = config, federation, folder
+        self.names = federation.roster.names
+        ports = _free_ports(len(self.names))
+        self.addresses = dict(zip(self.names, (f"{HOST}:{port}" for port in ports), strict=True))
+        founder = Authority.found(folder / "authority", FEDERATION)
+        parts = []
+        for node in federation.nodes:
+            request, _ = certificates.request(folder / node.name / "keys", node.name, [HOST])
+            signed = founder.sign(certificates.read_request(request))
+            certificates.write(folder / node.name / "keys" / certificates.NODE_CERTIFICATE, certificates.pem(signed))
+            domain = node.domain
+            parts.append(Part(node.name, domain.classes, domain.preprocessing, domain.public))
+        self.bundle = merge(FEDERATION, parts)
+        self.bundle.save(folder / "seedset.safetensors")
+        run = config.run
+        agreement = Agreement(
+            federation=FEDERATION, seed=run.seed, rounds=run.rounds, batch_size=run.batch_size,
+            seedset=self.bundle.digest,
+        )  # fmt: skip
+        pins = {entry["name"]: entry["pin"] for entry in founder.issued()}
+        members = tuple(Member(name=n, address=self.addresses[n], pin=pins[n]) for n in self.names)
+        self.charter = Charter(agreement, config.method, timing or Timing(), members)
+        (folder / "roster.toml").write_text(self.charter.to_toml(), encoding="utf-8")
+        for name in self.names:
+            self._write_peer(name)
+
+    def _write_peer(self, name: str) -> None:
+        own, config = self.folder / name, self.config
+        certificates.write_private(own / "keys" / "secret", node_secret(config.run.seed, name).encode())
+        node = next(settings for settings in config.nodes if settings.name == name)
+        sections = config.sections()
+        text = {
+            "peer": {
+                "listen": self.addresses[name], "roster": "../roster.toml", "seedset": "../seedset.safetensors",
+                "authority": f"../authority/{CA_CERTIFICATE}", "revoked": f"../authority/{REVOKED}",
+                "out": "run", "model": node.model, "model_args": node.model_args,
+                "domain": node.domain or name, "snapshots": True,
+            },
+            "run": {key: value for key, value in sections["run"].items() if key in LOCAL},
+            "data": sections["data"],
+            "optimizer": sections["optimizer"],
+        }  # fmt: skip
+        (own / PEER).write_text(_toml(text), encoding="utf-8")
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        """A peer as a process of its own; what it says goes to a file beside it."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        with open(self.folder / name / LOG, "ab") as file:
+            return subprocess.Popen(
+                [sys.executable, "-m", "fedh2l", "peer", str(self.folder / name / PEER)],
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
+            )  # fmt: skip
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Result:
+        """Starts all peers, waits for them, and puts together what `fedh2l run` would have said."""
+        began = time.monotonic()
+        with ExitStack() as stack:
+            processes = {name: self.start(name) for name in self.names}
+            stack.callback(_end, list(processes.values()))
+            while any(process.poll() is None for process in processes.values()):
+                if stop():
+                    raise RunError("the rehearsal was stopped")
+                failed = [name for name, process in processes.items() if process.poll() not in (None, 0)]
+                if failed:
+                    said = (self.folder / failed[0] / LOG).read_text(errors="replace").strip()
+                    raise RunError(f"peer '{failed[0]}' failed:\n{said[-2000:]}")
+                time.sleep(POLL)
+        return self.result(time.monotonic() - began)
+
+    def result(self, seconds: float) -> Result:
+        """From the peers' models: every node's on everybody's data, selected on everybody's validation data."""
+        config, nodes = self.config, self.federation.nodes
+        device, dtype = resolve_device(config.run.device), config.run.torch_dtype
+        validation = Samples.concatenate([node.domain.validation for node in nodes]).to(device, dtype)
+        tests = [node.domain.test.to(device, dtype) for node in nodes]
+        standing = Standing(self.names)
+        directories = {name: RunDirectory.open(self.folder / name / "run") for name in self.names}
+        said = {name: directories[name].result() or {} for name in self.names}
+        rounds = [
+            r for r in range(1, config.run.rounds + 1) if r % config.run.eval_every == 0 or r == config.run.rounds
+        ]
+        with torch_settings(config.run):
+            for round in rounds:
+                counts = {n: _right(directories[n], n, f"round-{round}", [validation])[0] for n in self.names}
+                standing.take(counts, round)
+            best = dict(zip(self.names, standing.best_rounds(), strict=True))
+            last = [_right(directories[n], n, "last", tests) for n in self.names]
+            chosen = (
+                [_right(directories[n], n, f"round-{best[n]}", tests) for n in self.names]
+                if config.run.selection == "best"
+                else last
+            )
+        taken = list(best.values()) if config.run.selection == "best" else [config.run.rounds] * len(self.names)
+        totals = [len(test) for test in tests]
+        shares = [100 * right / len(validation) for right in standing.validated(config.run.selection)]
+        results = node_results(self.names, [node.model_name for node in nodes], chosen, last, totals, taken, shares)
+        averages, averages_last = summarise(results)
+        conflicts = [entry["conflicts"] for entry in said.values()]
+        return Result(
+            method=config.method.title,
+            seed=config.run.seed,
+            rounds=config.run.rounds,
+            selection=config.run.selection,
+            nodes=results,
+            average=averages,
+            last=averages_last,
+            matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in chosen],
+            bytes=self._ledger(said).summary(config.run.rounds),
+            conflict_rate=sum(c for c, _ in conflicts) / max(sum(n for _, n in conflicts), 1),
+            seconds=round_to(seconds),
+        )
+
+    def _ledger(self, said: Mapping[str, Mapping[str, Any]]) -> Ledger:
+        """What peers say that others took from them, message by message."""
+        ledger, method = Ledger(), self.config.method
+        roster, classes = self.charter.roster(self.bundle.classes), len(self.bundle.classes)
+        for name in self.names:
+            start, end = self.bundle.ranges[name]
+            rows = min(method.public_batch_rows(self.config.run.batch_size), end - start)
+            payload = Posteriors.payload_size_of((rows, classes), True)
+            size = payload + Posteriors.header_size()
+            for other, sent in said[name]["bytes"].items():
+                if sent:
+                    ledger.edges[f"{name}->{other}"] += sent
+                    ledger.payload += sent // size * payload
+            sends = [r for r in range(1, self.config.run.rounds + 1) if method.exchanges(r)]
+            heard = [r for r in sends if any(name in t for t in method.teachers(roster, r).values())]
+            ledger.multicast += size * len(heard)
+        return ledger
+
+
+FEDERATION = "rehearsal"
+
+
+def round_to(seconds: float) -> float:
+    """As results tell time."""
+    return round(seconds, 3)
+
+
+def _right(directory: RunDirectory, name: str, which: str, sets: Sequence[Samples]) -> list[int]:
+    path = directory.model_path(name, which)
+    if not path.exists():
+        raise RunError(f"peer '{name}' left no model of {which}; it skipped that round")
+    model = load_model(path).to(sets[0].inputs.device)
+    return [count_correct(model, samples) for samples in sets]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    lines: list[str] = []
+    for name, values in sections.items():
+        given = {key: value for key, value in values.items() if value is not None}
+        lines += [f"[{name}]", *(f"{toml_key(key)} = {toml_value(value)}" for key, value in given.items()), ""]
+    return "\n".join(lines)

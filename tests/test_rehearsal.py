@@ -1,0 +1,220 @@
+"""Real peers on one machine: what they learn, and what becomes of it when they die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from conftest import MLPS, TINY, train
+from fedh2l.config import load_config
+from fedh2l.peer.audit import audit
+from fedh2l.peer.charter import Timing
+from fedh2l.peer.rehearsal import PEER, Rehearsal
+from fedh2l.rundir import RunDirectory
+
+NAMES = ("M0", "M20", "M40", "M60")
+
+
+def rehearsal(folder, *changes: str, timing: Timing | None = None) -> Rehearsal:
+    config, _ = load_config(None, [*TINY, *MLPS, *changes], None, {"device": "cpu", "engine": "local"})
+    folder.mkdir()
+    return Rehearsal(config, config.federation(), folder, timing)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        pytest.param(["method.interval=3", "method.topology=line", "run.dtype=float64"], marks=pytest.mark.slow),
+        pytest.param(
+            ["method.peers_per_round=1", "nodes.0.model=lenet", "nodes.0.model_args={}"], marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_the_same_bits_as_in_one_process(federation, tmp_path, changes):
+    there = rehearsal(tmp_path / "there", "run.rounds=25", *changes)
+    result = there.run()
+    models, _, expected = train(federation("run.rounds=25", *changes), tmp_path / "here")
+    found = json.loads(json.dumps(result.to_dict()))
+    del found["seconds"]
+    assert found == expected
+    for name in NAMES:
+        last = RunDirectory(there.folder / name / "run").model_path(name, "last").read_bytes()
+        assert last == models[f"{name}-last.safetensors"]
+
+
+class Town:
+    """Peers as processes, which tests start, stop and kill."""
+
+    def __init__(self, rehearsed: Rehearsal) -> None:
+        self.rehearsed = rehearsed
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.processes[name] = self.rehearsed.start(name)
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        self.processes[name].send_signal(number)
+        return self.processes[name].wait(60)
+
+    def directory(self, name: str) -> RunDirectory:
+        return RunDirectory(self.rehearsed.folder / name / "run")
+
+    def log(self, name: str) -> str:
+        return (self.rehearsed.folder / name / "peer.log").read_text()
+
+    def round(self, name: str) -> int:
+        file = self.directory(name).path / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return json.loads(lines[-1])["round"] if lines else 0
+
+    def until(self, condition: Callable[[], bool], seconds: float = 90) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, {name: self.log(name)[-1500:] for name in self.processes}
+            time.sleep(0.05)
+
+    def finish(self) -> dict[str, dict]:
+        """All peers to their end, with nothing broken on the way."""
+        self.until(lambda: all(process.poll() is not None for process in self.processes.values()))
+        for name, process in self.processes.items():
+            assert process.returncode == 0, self.log(name)
+            report = audit(self.directory(name).path / "audit.jsonl")
+            assert report.problems == []
+            assert set(report.messages) <= {"posteriors", "greeting", "goodbye"}
+        return {name: self.directory(name).result() for name in self.processes}
+
+
+@pytest.fixture
+def town(tmp_path) -> Iterator[Callable[..., Town]]:
+    made: list[Town] = []
+
+    def make(*changes: str, **timing) -> Town:
+        made.append(Town(rehearsal(tmp_path / "town", *changes, timing=Timing(**timing))))
+        return made[0]
+
+    yield make
+    for each in made:
+        for process in each.processes.values():
+            process.kill()
+            process.wait()
+
+
+LONG = ["run.rounds=400", "run.checkpoint_every=20"]
+
+
+def test_a_peer_that_is_killed_comes_back_and_goes_on_with_the_others(town):
+    made = town(*LONG, deadline=1.0)
+    made.start(*NAMES)
+    made.until(lambda: made.round("M20") >= 60)
+    made.kill("M20")
+    reached = made.round("M0")
+    made.until(lambda: made.round("M0") >= reached + 40)  # the others do not wait for it
+    made.start("M20")
+    results = made.finish()
+    assert "did not answer in round" in made.log("M0")
+    assert "goes on after round" in made.log("M20")
+    assert results["M20"]["skipped"] > 0
+    assert all(results[name]["skipped"] == 0 for name in ("M0", "M40", "M60"))
+
+
+@pytest.mark.slow
+def test_a_peer_that_comes_late(town):
+    made = town(*LONG, deadline=1.0)
+    made.start("M0", "M20", "M40")
+    made.until(lambda: made.round("M0") >= 40)
+    made.start("M60")
+    results = made.finish()
+    assert results["M60"]["skipped"] >= 30
+    assert "'M60' is there" in made.log("M0")
+
+
+@pytest.mark.slow
+def test_all_of_them_down_and_up_again(town):
+    made = town(*LONG, deadline=1.0)
+    made.start(*NAMES)
+    made.until(lambda: made.round("M0") >= 60)
+    for name in NAMES:
+        made.kill(name)
+    made.start(*NAMES)
+    made.finish()
+    assert all("goes on after round" in made.log(name) for name in NAMES)
+
+
+def test_asked_to_stop_a_peer_saves_says_goodbye_and_ends_well(town):
+    made = town(*LONG, deadline=5.0)
+    made.start(*NAMES)
+    made.until(lambda: made.round("M40") >= 40)
+    assert made.kill("M40", signal.SIGTERM) == 0
+    assert "has stopped and is saved" in made.log("M40")
+    made.until(lambda: "'M40' leaves after round" in made.log("M0"))
+    made.start("M40")
+    assert made.finish()["M40"]["rounds"] == 400
+
+
+@pytest.mark.slow
+def test_below_quorum_a_peer_waits_for_the_others(town):
+    made = town("run.rounds=60", deadline=0.5, quorum=2, below_quorum="pause")
+    made.start("M0", "M20")
+    made.until(lambda: "paused in round 1" in made.log("M0"))
+    assert made.round("M0") == 0
+    made.start("M40", "M60")
+    made.finish()
+
+
+@pytest.mark.slow
+def test_asynchronous_peers_never_wait(town):
+    made = town("run.rounds=200", mode="asynchronous", staleness=10)
+    made.start("M0", "M20", "M40")
+    results = made.finish()
+    assert set(results) == {"M0", "M20", "M40"}
+    assert results["M0"]["conflicts"][1] > 0  # it did hear others
+
+
+def test_who_holds_another_roster_is_refused_and_the_others_go_on(town):
+    made = town("run.rounds=60", deadline=1.0)
+    folder = made.rehearsed.folder
+    other = (folder / "roster.toml").read_text().replace("seed = 0", "seed = 5")
+    (folder / "other.toml").write_text(other)
+    peer = folder / "M60" / PEER
+    peer.write_text(peer.read_text().replace("../roster.toml", "../other.toml"))
+    made.start(*NAMES)
+    made.until(lambda: all(made.processes[name].poll() is not None for name in NAMES[:3]))
+    assert "seed: 0 here, 5 there" in made.log("M0").replace("\n", " ").replace("  ", "")
+    assert all(made.directory(name).result() for name in NAMES[:3])
+    made.kill("M60")
+
+
+def test_from_the_command_line(cli, tmp_path):
+    settings = [word for change in (*TINY, *MLPS) for word in ("--set", change)]
+    there = cli("rehearse", "--rounds", 20, *settings, "--json", "--out", "there")
+    assert there.returncode == 0, there.stderr
+    here = cli("run", "--rounds", 20, *settings, "--json", "--out", "here")
+    found, expected = (json.loads(run.stdout.splitlines()[-1]) for run in (there, here))
+    assert {key for key in found if found[key] != expected[key]} == {"seconds"}
+    assert "of posteriors on public data crossed between the nodes" in there.stderr
+    again = cli("peer", "there/M0/peer.toml")
+    assert "has already done its last round" in again.stderr
+    (tmp_path / "there" / "M0" / "keys" / "node.pem").unlink()
+    assert cli("peer", "there/M0/peer.toml").returncode == 2
+
+
+@pytest.mark.slow
+def test_nothing_private_is_in_what_left(tmp_path):
+    """Every payload on record is as long as posteriors on public data are, and no other kind is there."""
+    made = rehearsal(tmp_path / "there", "run.rounds=10")
+    made.run()
+    size = next(iter(made.result(0.0).bytes["edges"].values())) // 10
+    for name in NAMES:
+        lines = (made.folder / name / "run" / "audit.jsonl").read_text().splitlines()
+        posteriors = [json.loads(line) for line in lines if json.loads(line)["kind"] == "posteriors"]
+        assert len(posteriors) == 30
+        assert {entry["bytes"] for entry in posteriors} == {size}
+        assert os.stat(made.folder / name / "keys" / "secret").st_mode & 0o077 == 0
