@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,25 @@ def left_behind(folder: Path) -> Any:
     for entry in (*metrics, result):
         del entry["seconds"]
     return files, metrics, result
+
+
+class Killer(Callback):
+    """Kills the process of some nodes, with no chance to say goodbye, when a round is done: `(round, place)`."""
+
+    def __init__(self, pid: Callable[[Any, int], int], *when: tuple[int, int]) -> None:
+        self.pid, self.when = pid, list(when)
+        self.trainer: Trainer | None = None
+
+    def on_round(self, round: int) -> None:
+        if self.when and self.when[0][0] == round:
+            assert self.trainer is not None
+            os.kill(self.pid(self.trainer.engine, self.when.pop(0)[1]), signal.SIGKILL)
+            time.sleep(0.5)
+
+    def on(self, federation: Federation, directory: RunDirectory | None = None) -> Trainer:
+        """A trainer whose nodes are killed."""
+        self.trainer = Trainer(federation, directory, [self])
+        return self.trainer
 
 
 def blobs(name: str, shift: float = 0.0, size: int = 120, classes: int = 3, seed: int = 0) -> fedh2l.Domain:

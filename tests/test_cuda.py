@@ -9,8 +9,9 @@ from torch.func import vmap
 
 from fedh2l.engines.cuda.layers import can_convolve
 from fedh2l.engines.cuda.optimizers import can_step, step
-from fedh2l.engines.stacked_layers import StackedLayers
+from fedh2l.engines.stacked_layers import STACKED
 from fedh2l.optimizers import OptimizerSettings
+from fedh2l.overrides import Instead
 from fedh2l.rundir import RunDirectory
 from fedh2l.trainer import Trainer
 from test_batched import BRANCHING, VARIANTS
@@ -97,7 +98,7 @@ def test_stacked_convolutions(nets, rows, channels, size, filters, window, paddi
     if not can_convolve(x[0], weight[0], padding):
         assert dtype is torch.float64  # twice the memory
         return
-    with StackedLayers():
+    with Instead(STACKED):
         ours = vmap(lambda x, w, b: F.conv2d(x, w, b, padding=padding))(x, weight, bias)
         shared = vmap(lambda w: F.conv2d(x[0], w, padding=padding))(weight)
     wide = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
@@ -115,7 +116,7 @@ def test_stacked_convolutions(nets, rows, channels, size, filters, window, paddi
 @pytest.mark.parametrize(("size", "k"), [((3, 2, 4, 28, 28), 2), ((2, 3, 1, 9, 7), 2), ((2, 3, 2, 11, 10), 3)])
 def test_stacked_pooling(size, k):
     x = torch.randn(size, device="cuda").mul(2).round().requires_grad_()  # with ties
-    with StackedLayers():
+    with Instead(STACKED):
         ours = vmap(lambda x: F.max_pool2d(x, k))(x)
     theirs = F.max_pool2d(x.flatten(0, 1), k).view(ours.shape)
     above = torch.randn_like(ours)

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedh2l.cpu_layers import CPULayers, HalvingPool
+from fedh2l.cpu_layers import ON_CPU, HalvingPool
 from fedh2l.engines.cuda.layers import Shape, plan, plan_weights
 from fedh2l.models.lenet import LeNet
 from fedh2l.network import Network
 from fedh2l.optimizers import OptimizerSettings
+from fedh2l.overrides import Instead
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -22,7 +23,7 @@ def test_halving_is_max_pool_bit_for_bit(shape, dtype, levels):
     x = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
     x = (x if levels is None else (x * levels).round()).requires_grad_()
     theirs = F.max_pool2d(x, 2)
-    with CPULayers():
+    with Instead(ON_CPU):
         ours = F.max_pool2d(x, 2)
     assert type(ours.grad_fn).__name__ == "HalvingPoolBackward"
     above = torch.randn(ours.shape, dtype=dtype)
@@ -49,11 +50,11 @@ def test_halving_has_second_derivatives():
 )
 def test_other_poolings_are_left_alone(size, options):
     x = torch.randn(size, requires_grad=True)
-    with CPULayers():
+    with Instead(ON_CPU):
         ours = F.max_pool2d(x, **options)
     assert type(ours.grad_fn).__name__ != "HalvingPoolBackward"
     assert torch.equal(ours, F.max_pool2d(x, **options))
-    with CPULayers():
+    with Instead(ON_CPU):
         y, where = F.max_pool2d(torch.randn(1, 1, 4, 4), 2, return_indices=True)
     assert y.shape == where.shape
 

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 import fedh2l
-from conftest import MLPS, TINY, blobs, left_behind, train
-from fedh2l.callbacks import Callback
+from conftest import MLPS, TINY, Killer, blobs, left_behind, train
 from fedh2l.engines import choice, processes
 from fedh2l.engines.local import LocalEngine
 from fedh2l.engines.processes import ProcessEngine
@@ -28,22 +27,8 @@ from fedh2l.trainer import Trainer
 APART, TOGETHER = "run.processes=2", "run.processes=1"
 
 
-class Killer(Callback):
-    """Kills the process of some nodes, with no chance to say goodbye, when a round is done."""
-
-    def __init__(self, *when: tuple[int, int]) -> None:
-        self.when = list(when)
-        self.trainer: Trainer | None = None
-
-    def on_round(self, round: int) -> None:
-        if self.when and self.when[0][0] == round:
-            _, place = self.when.pop(0)
-            os.kill(self.trainer.engine._workers[place].pid, signal.SIGKILL)
-
-
-def interrupted_by(killer: Killer, federation, directory=None) -> Trainer:
-    killer.trainer = Trainer(federation, directory, [killer])
-    return killer.trainer
+def pid(engine: ProcessEngine, place: int) -> int:
+    return engine._workers[place].pid
 
 
 @pytest.mark.parametrize(
@@ -68,14 +53,14 @@ def test_a_process_that_dies_changes_nothing(federation, tmp_path, caplog, when)
     undisturbed = train(federation(*changes, TOGETHER), tmp_path / "here")
     directory = RunDirectory.claim(tmp_path / "there", "x")
     with caplog.at_level(logging.WARNING):
-        interrupted_by(Killer(*when), federation(*changes, APART), directory).run()
+        Killer(pid, *when).on(federation(*changes, APART), directory).run()
     assert left_behind(tmp_path / "there") == undisturbed
     assert caplog.text.count("died after round") == len(when)
 
 
 def test_a_process_that_keeps_dying_ends_the_run(federation, monkeypatch):
     monkeypatch.setattr(processes, "RESTARTS", 1)
-    trainer = interrupted_by(Killer((3, 0), (4, 1)), federation(APART))
+    trainer = Killer(pid, (3, 0), (4, 1)).on(federation(APART))
     with pytest.raises(RunError, match="died 2 times; is there enough memory"):
         trainer.run()
 

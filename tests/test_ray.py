@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import ray
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 import fedh2l
-from conftest import MLPS, TINY, blobs, left_behind, train
+from conftest import MLPS, TINY, Killer, blobs, left_behind, train
 from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.bench.cluster import OnRay
 from fedh2l.callbacks import Callback
@@ -42,25 +41,8 @@ def cluster():
     ray.shutdown()
 
 
-class Killer(Callback):
-    """Kills the process of an actor, with no chance to say goodbye, when a round is done."""
-
-    def __init__(self, *when: tuple[int, int]) -> None:
-        self.when = list(when)
-        self.trainer: Trainer | None = None
-
-    def on_round(self, round: int) -> None:
-        if self.when and self.when[0][0] == round:
-            _, place = self.when.pop(0)
-            actor = self.trainer.engine._fleet.actors[place]
-            os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
-            time.sleep(0.5)
-
-
-def interrupted_by(killer: Killer, federation, directory=None):
-    trainer = Trainer(federation, directory, [killer])
-    killer.trainer = trainer
-    return trainer
+def pid(engine, place: int) -> int:
+    return ray.get(engine._fleet.actors[place].__ray_call__.remote(lambda _: os.getpid()))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +113,7 @@ def test_modules_that_are_given_have_learned_the_same():
 def test_a_node_that_dies_changes_nothing(federation, tmp_path, caplog, when):
     changes = ["run.rounds=40", "run.checkpoint_every=20"]
     undisturbed = train(federation(*changes, "run.engine=local"), tmp_path / "here")
-    trainer = interrupted_by(Killer(*when), federation(*changes, "run.engine=ray", FEW))
+    trainer = Killer(pid, *when).on(federation(*changes, "run.engine=ray", FEW))
     trainer.directory = RunDirectory.claim(tmp_path / "there", "x")
     with caplog.at_level(logging.WARNING):
         trainer.run()
@@ -147,7 +129,7 @@ def test_a_node_that_dies_changes_nothing(federation, tmp_path, caplog, when):
 def test_a_server_and_its_memory_go_back_too(federation, tmp_path):
     changes = ["method.name=agnostic", "method.interval=3", "run.rounds=30", "run.checkpoint_every=20"]
     undisturbed = train(federation(*changes, "run.engine=local"), tmp_path / "here")
-    trainer = interrupted_by(Killer((24, 1)), federation(*changes, "run.engine=ray", FEW))
+    trainer = Killer(pid, (24, 1)).on(federation(*changes, "run.engine=ray", FEW))
     trainer.directory = RunDirectory.claim(tmp_path / "there", "x")
     trainer.run()
     assert left_behind(tmp_path / "there") == undisturbed
@@ -165,7 +147,7 @@ def test_a_server_and_its_memory_go_back_too(federation, tmp_path):
 def test_without_a_directory_the_way_back_is_kept_in_memory(federation, changes):
     settings = ["run.rounds=50", "run.eval_every=5", "run.checkpoint_every=20", *changes]
     undisturbed = Trainer(federation(*settings, "run.engine=local")).run()
-    trainer = interrupted_by(Killer((38, 0), (46, 1)), federation(*settings, "run.engine=ray", FEW))
+    trainer = Killer(pid, (38, 0), (46, 1)).on(federation(*settings, "run.engine=ray", FEW))
     result = trainer.run()
     assert not trainer.callbacks[0].when
     one, two = result.to_dict(), undisturbed.to_dict()
@@ -176,7 +158,7 @@ def test_without_a_directory_the_way_back_is_kept_in_memory(federation, changes)
 def test_a_node_that_is_gone_before_the_first_round(federation):
     undisturbed = Trainer(federation("run.engine=local")).run()
     trainer = Trainer(federation("run.engine=ray", FEW))
-    os.kill(ray.get(trainer.engine._fleet.actors[1].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    os.kill(pid(trainer.engine, 1), signal.SIGKILL)
     assert trainer.run().matrix == undisturbed.matrix
 
 
@@ -212,7 +194,7 @@ class KeyboardInterrupter(Callback):
 
 
 def test_a_node_that_keeps_dying_ends_the_run(federation):
-    trainer = interrupted_by(Killer((3, 0), (15, 0)), federation("run.engine=ray", FEW, "ray.restarts=1"))
+    trainer = Killer(pid, (3, 0), (15, 0)).on(federation("run.engine=ray", FEW, "ray.restarts=1"))
     with pytest.raises(RunError, match=r"node 'M0', node 'M20' died, and nodes were restarted 1 times before"):
         trainer.run()
 

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedh2l.engines.cuda.optimizers import can_step, step
-from fedh2l.engines.stacked_layers import StackedLayers
+from fedh2l.engines.stacked_layers import STACKED
 from fedh2l.errors import ConfigError, MethodError
 from fedh2l.network import Network
 from fedh2l.optimizers import State
+from fedh2l.overrides import Instead
 
 log = logging.getLogger("fedh2l")
 
@@ -101,7 +102,7 @@ class StackedNetwork(Network):
                 output: Tensor = functional_call(self.module, tensors, (x,), dict(how))
                 return output
 
-            with StackedLayers():
+            with Instead(STACKED):
                 said: Tensor = vmap(one, randomness="different")(tensors, inputs)
             return said
         outputs = []

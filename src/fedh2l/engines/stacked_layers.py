@@ -7,32 +7,17 @@ become one product of matrices, by gathering every window of the input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fedh2l.engines.cuda.layers import OneConvolution, OnePooling, can_convolve, can_pool
+from fedh2l.overrides import Table
 
 LARGEST = 65_536
 """Numbers in the windows of one sample beyond which a convolution is left to cuDNN."""
-
-
-class StackedLayers(TorchFunctionMode):
-    """While active, layers are computed in ways that suit many small networks under `vmap`."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Intercepts `conv2d`, `max_pool2d` and `linear`."""
-        return INSTEAD.get(func, func)(*args, **(kwargs or {}))
 
 
 def convolution(
@@ -101,7 +86,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias
 
 
-INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
+STACKED: Table = {
     torch.conv2d: convolution,
     F.max_pool2d: max_pooling,
     F.linear: linear,

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
+from fedh2l.checkpoints import write_atomically
 from fedh2l.domain import Samples
 from fedh2l.errors import DataError
 from fedh2l.roster import check_name
@@ -166,10 +167,8 @@ def _check(samples: Samples, classes: Sequence[str], where: str) -> None:
 def _save(path: Path, kind: str, about: Mapping[str, Any], samples: Samples) -> None:
     tensors = {"inputs": samples.inputs.contiguous(), "labels": samples.labels.contiguous()}
     data = save_tensors(tensors, metadata={METADATA: json.dumps({"format": kind, **about}, sort_keys=True)})
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_bytes(data)
-        part.replace(path)
+        write_atomically(path, data)
     except OSError as error:
         raise DataError(f"cannot write '{path}': {error.strerror}") from error
 

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedh2l.checkpoints import write_atomically
 from fedh2l.errors import FedH2LError
 from fedh2l.roster import check_name
 
@@ -91,10 +92,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 def write(path: Path, data: bytes) -> None:
     """All of it or nothing, also if the process is killed."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_bytes(data)
-        part.replace(path)
+        write_atomically(path, data)
     except OSError as error:
         raise PKIError(f"cannot write '{path}': {error.strerror}") from error
 

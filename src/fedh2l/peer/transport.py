@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from google.protobuf.message import DecodeError
 
 from fedh2l.errors import FedH2LError
 from fedh2l.peer import fedh2l_pb2 as pb
@@ -196,7 +197,7 @@ class Listener:
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refused))
             try:
                 message = kind.FromString(request)
-            except Exception as error:  # whatever protobuf makes of random bytes
+            except DecodeError as error:
                 self._desk.turned_away(f"'{caller}' sent {len(request)} bytes that are not a {kind.__name__}: {error}")
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}")
             try:
