@@ -10,7 +10,7 @@ import pytest
 
 from fedh2l.peer import courier as couriers
 from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.audit import AuditLog, audit
+from fedh2l.peer.audit import AuditError, AuditLog, audit
 from fedh2l.peer.courier import QUEUE, Courier
 from fedh2l.peer.mailbox import Reason, Refused
 from fedh2l.peer.transport import Agreed, Line, Listener
@@ -168,3 +168,18 @@ def test_ending_without_the_other(town):
     town.courier.close(pb.Goodbye(round=1), 1.0)
     assert time.monotonic() - began < 2.5
     assert not town.courier._thread.is_alive()
+
+
+def test_what_cannot_be_put_on_record_is_not_sent(town, monkeypatch):
+    town.courier.send(1, b"x")
+    until(lambda: town.courier.standing.sent == 1)
+
+    def full(*_):
+        raise AuditError("cannot note what is sent, so nothing is: No space left on device")
+
+    monkeypatch.setattr(town.audit, "record", full)
+    town.courier.send(2, b"y")
+    until(lambda: "No space left" in town.courier.standing.reason)
+    assert town.desk.heard == [("b", b"x")]
+    monkeypatch.undo()
+    until(lambda: ("b", b"y") in town.desk.heard)  # once there is room again

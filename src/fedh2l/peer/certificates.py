@@ -232,6 +232,8 @@ class Identity:
     key: bytes
     authority: bytes
     signer: ec.EllipticCurvePrivateKey
+    files: tuple[Path, Path]
+    """Where certificate and key are."""
 
     @staticmethod
     def load(certificate: Path, key: Path, authority: Path) -> Identity:
@@ -249,7 +251,7 @@ class Identity:
                 f"{own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, and now it is {present:%Y-%m-%d %H:%M}; renew it with "
                 f"fedh2l pki request and sign"
             )
-        return Identity(about, pem(own), read(key), pem(root), signer)
+        return Identity(about, pem(own), read(key), pem(root), signer, (certificate, key))
 
     @property
     def ends_soon(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal
 import grpc
 
 from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.audit import AuditLog
+from fedh2l.peer.audit import AuditError, AuditLog
 from fedh2l.peer.transport import Agreed, Line, PeerRefusedError
 
 log = logging.getLogger("fedh2l.peer")
@@ -94,7 +94,7 @@ class Courier:
             except PeerRefusedError as error:
                 self._hang_up("refused", str(error))
                 pause = LONGEST_PAUSE
-            except (OSError, grpc.RpcError) as error:
+            except (OSError, grpc.RpcError, AuditError) as error:
                 self._hang_up("down", _said(error))
             else:
                 continue

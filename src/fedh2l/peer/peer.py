@@ -108,7 +108,9 @@ class Peer(Desk):
     def greeted(self, caller: str, hello: pb.Hello) -> pb.Hello:
         """To whom has agreed on the same: the round that this peer is in."""
         self.agreed.check(caller, hello)
-        return self.agreed.hello(self.name, self._present())
+        answer = self.agreed.hello(self.name, self._present())
+        self.audit.record("greeting", caller, self._present(), answer.SerializeToString())
+        return answer
 
     def taught(self, caller: str, posteriors: bytes) -> int:
         """Keeps a sound signal."""

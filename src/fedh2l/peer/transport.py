@@ -11,7 +11,6 @@ import json
 import logging
 import socket
 import ssl
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -271,10 +270,7 @@ def shown_certificate(identity: Identity, address: str, timeout: float) -> bytes
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the pin says who it is; gRPC checks the name once more
     context.load_verify_locations(cadata=identity.authority.decode())
-    with tempfile.NamedTemporaryFile(prefix="fedh2l-", suffix=".pem") as file:  # only files can be given, mode 0600
-        file.write(identity.certificate + identity.key)
-        file.flush()
-        context.load_cert_chain(file.name)
+    context.load_cert_chain(*identity.files)
     try:
         with socket.create_connection((host, port), timeout) as plain, context.wrap_socket(plain) as secured:
             found = secured.getpeercert(binary_form=True)
