@@ -183,7 +183,7 @@ def test_many_threads(tmp_path):
 
 def test_where_nothing_can_be_noted_nothing_is_sent(log):
     os.close(log._file)
-    with pytest.raises(AuditError, match="cannot note what is sent, so nothing is"):
+    with pytest.raises(AuditError, match="cannot note what is sent, so nothing is: Bad file"):
         log.record("posteriors", "south", 6, b"x")
 
 
@@ -200,3 +200,23 @@ def test_from_the_command_line(cli, path, log):
     cut = cli("audit", path, "--witness", path.parent / "witness.jsonl")
     assert cut.returncode == 1
     assert "1 lines were cut off" in cut.stderr
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_no_half_of_a_line(log, path, monkeypatch):
+    again = AuditLog(path, "north", "zoo", KEY)
+    write = os.write
+
+    def half(file, data):
+        write(file, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(AuditError, match="No space left"):
+        again.record("posteriors", "south", 6, b"x")
+    monkeypatch.undo()
+    again.record("posteriors", "south", 6, b"x")
+    again.close()
+    assert audit(path).problems == []
+    assert audit(path).messages["posteriors"] == 11
+    with pytest.raises(AuditError, match="the record is closed"):
+        again.record("posteriors", "south", 7, b"x")

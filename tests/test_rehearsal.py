@@ -13,9 +13,15 @@ import pytest
 
 from conftest import MLPS, TINY, train
 from fedh2l.config import load_config
+from fedh2l.errors import ConfigError
+from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import audit
 from fedh2l.peer.charter import Timing
+from fedh2l.peer.courier import Standing
+from fedh2l.peer.peer import Peer
 from fedh2l.peer.rehearsal import PEER, Rehearsal
+from fedh2l.peer.settings import load_peer
+from fedh2l.peer.transport import PeerRefusedError
 from fedh2l.rundir import RunDirectory
 
 NAMES = ("M0", "M20", "M40", "M60")
@@ -218,3 +224,53 @@ def test_nothing_private_is_in_what_left(tmp_path):
         assert len(posteriors) == 30
         assert {entry["bytes"] for entry in posteriors} == {size}
         assert os.stat(made.folder / name / "keys" / "secret").st_mode & 0o077 == 0
+
+
+def test_one_voice_alone_moves_nobody(tmp_path):
+    """Of three others, two must say that the federation is elsewhere; and whoever is done is not waited for."""
+    made = rehearsal(tmp_path / "there", "run.rounds=1000")
+    config = load_peer(made.folder / "M0" / PEER)
+    peer = Peer(config, RunDirectory.claim(tmp_path / "run", "x"))
+    try:
+        peer.round = peer._sent = 10
+
+        def said(**rounds: int) -> int:
+            for name, round in rounds.items():
+                peer.couriers[name].standing = Standing(state="up", round=round)
+            peer._catch_up()
+            return peer.round
+
+        assert said(M20=999_999) == 999  # the only one there
+        peer.round = 10
+        assert said(M20=999_999, M40=11) == 10
+        assert said(M20=999_999, M40=12, M60=11) == 11
+        peer.left("M40", pb.Goodbye(round=1000, finished=True))
+        assert peer._finished == {"M40"}
+        hello = peer.agreed.hello("M20", 1)
+        for _ in range(10):
+            peer.greeted("M20", hello)
+        with pytest.raises(PeerRefusedError, match="greets more than 10 times"):
+            peer.greeted("M20", hello)
+    finally:
+        peer.audit.close()
+
+
+@pytest.mark.slow
+def test_stopped_below_quorum_a_round_does_not_count(town):
+    made = town("run.rounds=40", deadline=0.5, quorum=2, below_quorum="pause")
+    made.start("M0", "M20")
+    for _ in range(2):
+        made.until(lambda: "paused in round 1" in made.log("M0"))
+        (made.rehearsed.folder / "M0" / "peer.log").write_text("")
+        assert made.kill("M0", signal.SIGTERM) == 0
+        assert [path.name for path in made.directory("M0").checkpoints.paths()] == ["round-000000000.ckpt"]
+        made.start("M0")
+    made.start("M40", "M60")
+    assert made.finish()["M0"]["rounds"] == 40
+
+
+def test_an_empty_secret_is_none(tmp_path):
+    made = rehearsal(tmp_path / "there", "run.rounds=10")
+    (made.folder / "M0" / "keys" / "secret").write_text("")
+    with pytest.raises(ConfigError, match="too short to be a secret"):
+        load_peer(made.folder / "M0" / PEER)

@@ -6,13 +6,14 @@ import json
 import logging
 import socket
 import ssl
+import threading
 from datetime import timedelta
 
 import grpc
 import pytest
 
 from fedh2l.peer import authority as authorities
-from fedh2l.peer import certificates
+from fedh2l.peer import certificates, transport
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.authority import Authority
 from fedh2l.peer.charter import Charter
@@ -296,3 +297,31 @@ def test_noise_on_the_port_changes_nothing(town, caplog):
 def test_a_port_that_is_taken(town):
     with pytest.raises(PeerRefusedError, match="cannot listen on"):
         Listener(town.circle("a"), town.desk, town.address, LARGEST)
+
+
+def test_who_calls_and_says_nothing_holds_up_nobody(town, monkeypatch):
+    """Also if it is revoked: TLS lets it in, but it is looked at before it is listened to."""
+    monkeypatch.setattr(transport, "READING", 1.0)
+    silence = threading.Event()
+
+    def nothing():
+        silence.wait(20)
+        yield b""
+
+    own = town.folder / "b"
+    pair = [(own / file).read_bytes() for file in ("node.key", "node.pem")]
+    trusted = (town.folder / "a" / "node.pem").read_bytes()
+    with grpc.secure_channel(town.address, grpc.ssl_channel_credentials(trusted, *pair)) as channel:
+        calls = [channel.stream_unary(f"/{SERVICE}/Teach").future(nothing(), timeout=30) for _ in range(20)]
+        assert town.line("c").greet(town.desk.agreed, 1, 5).round == 5
+        assert all(call.exception(10) is not None for call in calls)
+    silence.set()
+
+
+def test_a_signal_from_the_future_may_be_sent_again(town, monkeypatch):
+    def early(caller, posteriors):
+        raise Refused(Reason.FUTURE, "it is of round 900")
+
+    monkeypatch.setattr(town.desk, "taught", early)
+    code, _ = refused(town, "b", payload=pb.Signal(posteriors=b"x").SerializeToString())
+    assert code is grpc.StatusCode.ABORTED

@@ -117,9 +117,16 @@ class AuditLog:
         entry = {"line": self._length + 1, "time": now().isoformat(), **about, "previous": self._last}
         entry["hash"] = line_hash(entry)
         data = (json.dumps(entry, separators=(",", ":")) + "\n").encode()
+        if self._file < 0:
+            raise AuditError("cannot note what is sent, so nothing is: the record is closed")
         try:
-            while data:
-                data = data[os.write(self._file, data) :]
+            end = os.fstat(self._file).st_size
+            try:
+                while data:
+                    data = data[os.write(self._file, data) :]
+            except OSError:
+                os.ftruncate(self._file, end)  # no half of a line is left
+                raise
         except OSError as error:
             raise AuditError(f"cannot note what is sent, so nothing is: {error.strerror}") from error
         self._length, self._last = self._length + 1, entry["hash"]
@@ -131,9 +138,11 @@ class AuditLog:
             return Head.sign(self.node, self._length, self._last, self._key)
 
     def close(self) -> None:
-        """All of it on the disk."""
-        os.fsync(self._file)
-        os.close(self._file)
+        """All of it on the disk; nothing more can be noted, and so sent."""
+        with self._lock:
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = -1
 
 
 def _whole_lines(path: Path) -> tuple[list[Any], bytes]:

@@ -79,15 +79,22 @@ class About:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A new file that only its owner may read, from its first moment on."""
+    """A new file that only its owner may read, from its first moment on, and that is there whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(part, path)
+        finally:
+            part.unlink()
     except FileExistsError:
         raise PKIError(f"'{path}' exists already, and a key is never overwritten") from None
     except OSError as error:
         raise PKIError(f"cannot write '{path}': {error.strerror}") from error
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
 
 
 def write(path: Path, data: bytes) -> None:

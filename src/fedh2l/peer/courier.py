@@ -127,13 +127,15 @@ class Courier:
 
     def _deliver(self) -> None:
         """Takes what waits, one after the other, until there is nothing and more may come."""
-        while True:
+        while self._connected:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing is not None)
                 if not self._waiting:
                     break
                 round, payload = self._waiting[0]
             self._take(round, payload)
+        if not self._connected:
+            return
         assert self._closing is not None
         self._audit.record("goodbye", self._line.member, self._closing.round, self._closing.SerializeToString())
         self._line.call("Leave", self._closing, pb.Receipt, max(0.1, self._until - time.monotonic()))
@@ -150,6 +152,7 @@ class Courier:
                 raise
             log.warning("'%s' would not take the signal of round %d: %s", self._line.member, round, error.details())
             self._settle(round, payload, taken=False)
+            self._connected = False  # it may be in another round than it was: ask again
             return
         self._settle(round, payload, taken=True)
         self.standing = replace(self.standing, round=receipt.round)

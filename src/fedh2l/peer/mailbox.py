@@ -129,7 +129,7 @@ class Mailbox:
 
     def _check_round(self, signal: Posteriors) -> None:
         round, sender, present = signal.round, signal.sender, self._round
-        if round < present - self._staleness:
+        if round < max(1, present - self._staleness):
             raise Refused(Reason.PAST, f"it is of round {round}, and this is round {present}")
         if round > present + AHEAD:
             raise Refused(Reason.FUTURE, f"it is of round {round}, and this is round {present}")

@@ -23,7 +23,7 @@ from fedh2l.peer.audit import AuditLog
 from fedh2l.peer.courier import Courier
 from fedh2l.peer.mailbox import Mailbox
 from fedh2l.peer.settings import PeerConfig
-from fedh2l.peer.transport import Agreed, Circle, Desk, Line, Listener
+from fedh2l.peer.transport import Agreed, Circle, Desk, Line, Listener, PeerRefusedError
 from fedh2l.rundir import RunDirectory
 from fedh2l.seedset import SeedSet
 from fedh2l.settings import resolve_device
@@ -35,8 +35,14 @@ log = logging.getLogger("fedh2l.peer")
 AUDIT = "audit.jsonl"
 FAREWELL = 5.0
 """Seconds in which what was sent last is delivered when a peer ends."""
+GREETINGS = (10, 10.0)
+"""How many greetings of one member are answered within how many seconds."""
 MEET = 5.0
 """Seconds in which a peer that starts tries to meet the others, to learn which round they are in."""
+
+
+class _Stopped(Exception):  # noqa: N818 - an outcome rather than an error
+    """Asked to stop in the middle of a round."""
 
 
 class Peer(Desk):
@@ -77,6 +83,13 @@ class Peer(Desk):
             other: Courier(Line(self.circle, other, charter.addresses[other]), self.agreed, self.audit, self._present)
             for other in self.roster.others(name)
         }
+        self._sent = 0
+        """The last round whose signal is on its way."""
+        self._midway = False
+        """Whether the local step of the next round is done already."""
+        self._finished: set[str] = set()
+        """Who has done its last round, and will not be heard again."""
+        self._greetings: dict[str, list[float]] = {name: [] for name in self.couriers}
         self._absent: set[str] = set()
         """Who did not answer in time the last time; not waited for until heard from again."""
         self._clock = Clock()
@@ -108,6 +121,12 @@ class Peer(Desk):
     def greeted(self, caller: str, hello: pb.Hello) -> pb.Hello:
         """To whom has agreed on the same: the round that this peer is in."""
         self.agreed.check(caller, hello)
+        many, within = GREETINGS
+        present = time.monotonic()
+        recent = [when for when in self._greetings[caller] if present - when < within]
+        if len(recent) >= many:
+            raise PeerRefusedError(f"'{caller}' greets more than {many} times in {within:g} s")
+        self._greetings[caller] = [*recent, present]
         answer = self.agreed.hello(self.name, self._present())
         self.audit.record("greeting", caller, self._present(), answer.SerializeToString())
         return answer
@@ -122,6 +141,8 @@ class Peer(Desk):
         """Whoever leaves is not waited for."""
         log.info("'%s' leaves after round %d%s", caller, goodbye.round, ", done" if goodbye.finished else "")
         self._absent.add(caller)
+        if goodbye.finished:
+            self._finished.add(caller)
         return self._present()
 
     def turned_away(self, why: str) -> None:
@@ -141,13 +162,15 @@ class Peer(Desk):
                 courier.start()
             try:
                 self._meet()
-                while self.round < self.rounds and not stop():
-                    self._step(stop)
+                try:
+                    while self.round < self.rounds and not stop():
+                        self._step(stop)
+                except _Stopped:
+                    log.info("stops in round %d", self.round + 1)
+                self._checkpoint()
                 finished = self.round >= self.rounds
                 if finished:
                     self._finish()
-                else:
-                    self._checkpoint()
             finally:
                 self._leave()
         return finished
@@ -159,17 +182,28 @@ class Peer(Desk):
             time.sleep(0.02)
         self._catch_up()
 
-    def _catch_up(self) -> None:
-        """If others have gone on without this peer, goes on with the round that they are in."""
+    def _theirs(self) -> dict[str, int]:
+        """The rounds that others are in, as far as is known, and as far as two of them say so, where two are there."""
         rounds = {
             name: min(self.rounds, max(courier.standing.round, self.mailbox.furthest(name)))
             for name, courier in self.couriers.items()
         }
-        theirs = max(rounds.values())
-        if any(self._missed(name, round) for name, round in rounds.items()):
+        known = sorted((round for round in rounds.values() if round), reverse=True)
+        believed = known[min(1, len(known) - 1)] if known else 0  # one alone could send everybody anywhere
+        return {name: min(round, believed) for name, round in rounds.items()}
+
+    def _left_behind(self) -> bool:
+        """Whether others have gone on without this peer."""
+        return any(self._missed(name, round) for name, round in self._theirs().items())
+
+    def _catch_up(self) -> None:
+        """If others have gone on without this peer, goes on with the round that they are in."""
+        if self._left_behind():
+            theirs = max(self._theirs().values())
             log.warning("others are in round %d: goes on from there, after round %d", theirs, self.round)
             self.skipped += theirs - 1 - self.round
-            self.round = theirs - 1
+            self.round, self._midway = theirs - 1, False
+            self.mailbox.enter(theirs)
 
     def _missed(self, name: str, theirs: int) -> bool:
         """Whether a peer that is in round `theirs` has done one without the signal of this peer that belongs to it."""
@@ -177,16 +211,18 @@ class Peer(Desk):
             return theirs > self.round + 1 + self.timing.staleness
         return any(
             self.method.exchanges(round) and self.name in self._teachers(round).get(name, ())
-            for round in range(self.round + 1, theirs)
+            for round in range(max(self.round, self._sent) + 1, theirs)
         )
 
     def _step(self, stop: Callable[[], bool]) -> None:
         round = self.round + 1
         self.mailbox.enter(round)
-        self.residents.local_steps(round)
+        if not self._midway:
+            self.residents.local_steps(round)
         if self.method.exchanges(round):
+            self._midway = True
             self._exchange(round, stop)
-        self.round = round
+        self.round, self._midway = round, False
         self._arrive()
         self._catch_up()
 
@@ -196,6 +232,7 @@ class Peer(Desk):
         for student, teachers in self._teachers(round).items():
             if self.name in teachers:
                 self.couriers[student].send(round, payload)
+        self._sent = round
         device = resolve_device(self.config.run.device)
         inbox = [signal.to(device) for signal in self._hear(round, stop)]
         self.residents.receive({self.name: inbox}, round)
@@ -206,33 +243,38 @@ class Peer(Desk):
             return self.mailbox.newest(round)
         expected = self._teachers(round).get(self.name, ())
         deadline = time.monotonic() + self.timing.deadline
-        while not stop():
+        while True:
+            if stop():
+                raise _Stopped
             waited = [name for name in expected if name not in self._absent]
             here = self.mailbox.collect(round, min(deadline, time.monotonic() + 0.5), waited)
             heard = {signal.sender for signal in here}
-            if heard.issuperset(waited) or time.monotonic() >= deadline:
+            if heard.issuperset(waited) or time.monotonic() >= deadline or self._left_behind():
                 missing = [name for name in waited if name not in heard]
                 for name in missing:
                     log.warning("'%s' did not answer in round %d; it is not waited for until heard from", name, round)
                 self._absent.update(missing)
                 break
-        return self._quorate(round, here, expected, stop) if not stop() else []
+        return self._quorate(round, here, expected, stop)
 
     def _quorate(
         self, round: int, here: Sequence[Posteriors], expected: Sequence[str], stop: Callable[[], bool]
     ) -> Sequence[Posteriors]:
         """Waits until enough are heard; others may be away for long, so what there is is saved meanwhile."""
-        wanted = min(self.timing.quorum, len(expected))
         began, paused = time.monotonic(), False
-        while len(here) < wanted and not stop():
+        while True:
+            wanted = min(self.timing.quorum, sum(name not in self._finished for name in expected))
+            if len(here) >= wanted or self._left_behind():
+                break
+            if stop():
+                raise _Stopped
             patient = self.timing.below_quorum == "wait" and time.monotonic() - began < self.timing.patience
             if not paused and not patient:
                 paused = True
                 log.warning("paused in round %d: %d of %d peers are heard", round, len(here), wanted)
+                self._checkpoint()
             here = self.mailbox.collect(round, time.monotonic() + 0.5, enough=wanted)
-            if len(here) < wanted and any(self.mailbox.furthest(name) > round for name in expected):
-                break  # others have gone on
-        if paused and len(here) >= wanted:
+        if paused:
             log.info("goes on in round %d", round)
         return here
 
@@ -271,8 +313,10 @@ class Peer(Desk):
 
     def _checkpoint(self) -> None:
         with self._clock.checkpointing():
-            plain = {"agreed": self.agreed.digest.hex(), **self.standing.state(), "seconds": self._clock.seconds,
-                     "skipped": self.skipped}  # fmt: skip
+            plain = {
+                "agreed": self.agreed.digest.hex(), **self.standing.state(), "seconds": self._clock.seconds,
+                "skipped": self.skipped, "midway": self._midway, "finished": sorted(self._finished),
+            }  # fmt: skip
             try:
                 self.directory.checkpoints.save(Checkpoint(self.round, self.residents.state(), plain))
             except OSError as error:
@@ -287,6 +331,8 @@ class Peer(Desk):
             raise RunError("the checkpoint is of another agreement (roster or seed set); name another peer.out")
         self.residents.restore(checkpoint.tensors)
         self.round, self.skipped = checkpoint.round, checkpoint.plain["skipped"]
+        self._midway, self._finished = checkpoint.plain["midway"], set(checkpoint.plain["finished"])
+        self.mailbox.enter(self.round + 1)
         self.standing.restore(checkpoint.plain)
         self._clock.before = checkpoint.plain["seconds"]
         self.directory.cut_metrics(self.round)

@@ -143,4 +143,7 @@ def _secret(path: Path) -> str:
         write_private(path, secrets.token_hex(16).encode())
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise ConfigError(f"'{path}' can be read by other users of this machine; chmod 600 it")
-    return path.read_text().strip()
+    secret = path.read_text().strip()
+    if len(secret) < 32:
+        raise ConfigError(f"'{path}' is too short to be a secret; remove it, and a new one is drawn")
+    return secret

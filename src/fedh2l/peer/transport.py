@@ -11,8 +11,9 @@ import json
 import logging
 import socket
 import ssl
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedh2l.errors import FedH2LError
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.certificates import Identity, Revocations, refusal
 from fedh2l.peer.charter import Charter, differences, parse_address
-from fedh2l.peer.mailbox import Refused
+from fedh2l.peer.mailbox import Reason, Refused
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -35,8 +36,10 @@ PROTOCOL = 1
 SERVICE = "fedh2l.v1.Peer"
 SLACK = 4096
 """Bytes beyond the largest message that are still read, so that what is too large can be measured and logged."""
-THREADS = 8
-"""Calls that are answered at a time."""
+AT_ONCE = 2
+"""Calls of one member that are answered at a time."""
+READING = 10.0
+"""Seconds in which a caller says what it wants."""
 
 
 class PeerRefusedError(FedH2LError):
@@ -154,15 +157,12 @@ class Listener:
     """The server of a peer."""
 
     def __init__(self, circle: Circle, desk: Desk, address: str, largest: int) -> None:
-        options = [
-            ("grpc.max_receive_message_length", largest + SLACK),
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_concurrent_streams", 4 * THREADS),
-        ]
+        options = [("grpc.max_receive_message_length", largest + SLACK), ("grpc.so_reuseport", 0)]
         self._circle, self._desk = circle, desk
-        self._server = grpc.server(
-            ThreadPoolExecutor(THREADS, "fedh2l-answers"), [_Handlers(self._methods())], options=options
-        )
+        self._free = {name: threading.Semaphore(AT_ONCE) for name in circle.charter.names}
+        threads = 4 + AT_ONCE * len(self._free)  # no member can keep all of them busy
+        pool = ThreadPoolExecutor(threads, "fedh2l-answers")
+        self._server = grpc.server(pool, [_Handlers(self._methods())], options=options)
         identity = circle.identity
         pair = [(identity.key, identity.certificate)]
         credentials = grpc.ssl_server_credentials(pair, identity.authority, require_client_auth=True)
@@ -188,27 +188,45 @@ class Listener:
         }
 
     def _handler(self, kind: Any, answer: Callable[[str, Any], Any]) -> Any:
-        def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Looks at who calls before it reads what they say: who may not call, or says nothing, holds up nobody."""
+
+        def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             try:
                 caller = self._circle.caller(context)
             except PeerRefusedError as refused:
                 self._desk.turned_away(str(refused))
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refused))
+            if not self._free[caller].acquire(blocking=False):
+                context.abort(grpc.StatusCode.UNAVAILABLE, f"{AT_ONCE} calls of '{caller}' are being answered")
             try:
-                message = kind.FromString(request)
-            except DecodeError as error:
-                self._desk.turned_away(f"'{caller}' sent {len(request)} bytes that are not a {kind.__name__}: {error}")
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}")
-            try:
-                reply: bytes = answer(caller, message).SerializeToString()
-            except PeerRefusedError as refused:
-                self._desk.turned_away(str(refused))
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
-            except Refused as refused:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{refused.reason}: {refused}")
-            return reply
+                return self._answered(caller, requests, context, kind, answer)
+            finally:
+                self._free[caller].release()
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return grpc.stream_unary_rpc_method_handler(handle)
+
+    def _answered(self, caller: str, requests: Iterator[bytes], context: Any, kind: Any, answer: Any) -> bytes:
+        hurry = threading.Timer(READING, context.cancel)
+        hurry.start()
+        try:
+            request = next(requests, b"")
+        finally:
+            hurry.cancel()
+        try:
+            message = kind.FromString(request)
+        except DecodeError as error:
+            self._desk.turned_away(f"'{caller}' sent {len(request)} bytes that are not a {kind.__name__}: {error}")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}")
+        try:
+            reply: bytes = answer(caller, message).SerializeToString()
+        except PeerRefusedError as refused:
+            self._desk.turned_away(str(refused))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+        except Refused as refused:
+            early = refused.reason is Reason.FUTURE  # then it may be sent again
+            code = grpc.StatusCode.ABORTED if early else grpc.StatusCode.INVALID_ARGUMENT
+            context.abort(code, f"{refused.reason}: {refused}")
+        return reply
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
