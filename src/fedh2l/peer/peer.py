@@ -7,28 +7,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from fedh2l.checkpoints import Checkpoint
-from fedh2l.clock import Clock
-from fedh2l.engines.base import raise_earliest
 from fedh2l.engines.residents import Residents
-from fedh2l.errors import RunError
 from fedh2l.learner import Learner
 from fedh2l.messages import Posteriors, encode
-from fedh2l.models.saved import pack_model, probe
 from fedh2l.node import Node
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditLog
 from fedh2l.peer.courier import Courier
+from fedh2l.peer.keeper import Keeper
 from fedh2l.peer.mailbox import Mailbox
 from fedh2l.peer.settings import PeerConfig
 from fedh2l.peer.transport import Agreed, Circle, Desk, Line, Listener, PeerRefusedError
 from fedh2l.rundir import RunDirectory
 from fedh2l.seedset import SeedSet
 from fedh2l.settings import resolve_device
-from fedh2l.standing import Standing
-from fedh2l.trainer import AUTOMATIC, STATE_COPIES, torch_settings
+from fedh2l.trainer import torch_settings
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -58,7 +51,7 @@ class Peer(Desk):
         self.node = Node(name, config.settings.model, config.domain, config.settings.model_args)
         self.residents = Residents([self._learner()], charter.method)
         self.method = charter.method
-        self.standing = Standing([name])
+        self.keeper = Keeper(config, directory, self.node, self.residents)
         self.turned: list[str] = []
         """Why calls were turned away, newest last."""
         self.skipped = 0
@@ -92,7 +85,6 @@ class Peer(Desk):
         self._greetings: dict[str, list[float]] = {name: [] for name in self.couriers}
         self._absent: set[str] = set()
         """Who did not answer in time the last time; not waited for until heard from again."""
-        self._clock = Clock()
 
     def _learner(self) -> Learner:
         config, run = self.config, self.config.run
@@ -156,7 +148,7 @@ class Peer(Desk):
         """Trains to the last round, from the newest checkpoint if there is one; False if it was asked to stop."""
         with self.directory.locked(), torch_settings(self.config.run):
             self._resume()
-            self._clock.start()
+            self.keeper.clock.start()
             self.listener.start()
             for courier in self.couriers.values():
                 courier.start()
@@ -278,91 +270,28 @@ class Peer(Desk):
             log.info("goes on in round %d", round)
         return here
 
-    # What a round brings with it
+    # What is kept
 
     def _arrive(self) -> None:
-        raise_earliest(self.residents.faults(self.round))
-        run = self.config.run
-        if self.round % run.eval_every == 0 or self.round == self.rounds:
-            self._evaluate()
-        every = run.checkpoint_every
-        if every == "auto":
-            due = self.round % AUTOMATIC == 0 and self._clock.affords_checkpoint(
-                STATE_COPIES * self.residents.parameter_bytes
-            )
-        else:
-            due = every > 0 and self.round % every == 0
-        if due and self.round < self.rounds:
+        self.keeper.arrive(self.round, sum(courier.standing.bytes for courier in self.couriers.values()))
+        if self.round < self.rounds and self.keeper.checkpoint_is_due(self.round):
             self._checkpoint()
 
-    def _evaluate(self) -> None:
-        better = self.standing.take(self.residents.validate(), self.round)
-        self.residents.keep_best(better)
-        summary = self.standing.summary(self.residents.series(), len(self.config.domain.validation))
-        sent = sum(courier.standing.bytes for courier in self.couriers.values())
-        seconds = round(self._clock.seconds, 3)
-        self.directory.append_metrics({"round": self.round, **summary[self.name], "bytes": sent, "seconds": seconds})
-        log.info("round %d: validation ACC %.1f", self.round, summary[self.name]["validation_ACC"])
-        if self.config.settings.snapshots:
-            self._save_model(f"round-{self.round}", self.round)
-
-    def _save_model(self, which: str, taken: int) -> None:
-        said = self.residents.logits(probe(self.node.input_shape, self.node.floating, self.config.run.torch_dtype))
-        weights = self.residents.state_dicts()[self.name]
-        self.directory.write_model(self.name, which, pack_model(weights, said[self.name], self.node, taken, which))
-
     def _checkpoint(self) -> None:
-        with self._clock.checkpointing():
-            plain = {
-                "agreed": self.agreed.digest.hex(), **self.standing.state(), "seconds": self._clock.seconds,
-                "skipped": self.skipped, "midway": self._midway, "finished": sorted(self._finished),
-            }  # fmt: skip
-            try:
-                self.directory.checkpoints.save(Checkpoint(self.round, self.residents.state(), plain))
-            except OSError as error:
-                raise RunError(f"cannot write a checkpoint after round {self.round}: {error}") from error
+        about = {"skipped": self.skipped, "midway": self._midway, "finished": sorted(self._finished)}
+        self.keeper.save(self.round, {"agreed": self.agreed.digest.hex(), **about})
 
     def _resume(self) -> None:
-        found = self.directory.checkpoints.newest()
-        if found is None:
-            return
-        _, checkpoint = found
-        if checkpoint.plain["agreed"] != self.agreed.digest.hex():
-            raise RunError("the checkpoint is of another agreement (roster or seed set); name another peer.out")
-        self.residents.restore(checkpoint.tensors)
-        self.round, self.skipped = checkpoint.round, checkpoint.plain["skipped"]
-        self._midway, self._finished = checkpoint.plain["midway"], set(checkpoint.plain["finished"])
-        self.mailbox.enter(self.round + 1)
-        self.standing.restore(checkpoint.plain)
-        self._clock.before = checkpoint.plain["seconds"]
-        self.directory.cut_metrics(self.round)
-        self.directory.checkpoints.drop_after(self.round)
-        log.info("goes on after round %d", self.round)
+        checkpoint = self.keeper.newest(self.agreed.digest.hex())
+        if checkpoint is not None:
+            self.round, self.skipped = checkpoint.round, checkpoint.plain["skipped"]
+            self._midway, self._finished = checkpoint.plain["midway"], set(checkpoint.plain["finished"])
+            self.mailbox.enter(self.round + 1)
 
     def _finish(self) -> None:
-        rounds = {"last": self.round, "best": self.standing.best_rounds()[0]}
-        for which in ("last", "best"):
-            self.residents.select(which)
-            self._save_model(which, rounds[which])
-        right = self.residents.correct([self.config.domain.test.to(*self._place)])[self.name][0]
-        self.directory.write_result(
-            {
-                "node": self.name,
-                "rounds": self.rounds,
-                "skipped": self.skipped,
-                "best_round": rounds["best"],
-                "test_ACC": 100 * right / len(self.config.domain.test),
-                "conflict_rate": self.standing.conflict_rate,
-                "conflicts": self.standing.state()["conflicts"],
-                "bytes": {name: courier.standing.bytes for name, courier in self.couriers.items()},
-                "refused": {f"{name}: {why}": n for (name, why), n in sorted(self.mailbox.refused.items())},
-                "seconds": round(self._clock.seconds, 3),
-            }
-        )
-
-    @property
-    def _place(self) -> tuple[torch.device, torch.dtype]:
-        return resolve_device(self.config.run.device), self.config.run.torch_dtype
+        sent = {name: courier.standing.bytes for name, courier in self.couriers.items()}
+        refused = {f"{name}: {why}": count for (name, why), count in sorted(self.mailbox.refused.items())}
+        self.keeper.finish(self.round, {"skipped": self.skipped, "bytes": sent, "refused": refused})
 
     def _leave(self) -> None:
         goodbye = pb.Goodbye(round=self.round, finished=self.round >= self.rounds)

@@ -1,0 +1,107 @@
+"""What a peer keeps of its training: metrics, checkpoints, models and its result."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fedh2l.checkpoints import Checkpoint
+from fedh2l.clock import Clock
+from fedh2l.engines.base import raise_earliest
+from fedh2l.engines.residents import Residents
+from fedh2l.errors import RunError
+from fedh2l.models.saved import pack_model, probe
+from fedh2l.node import Node
+from fedh2l.peer.settings import PeerConfig
+from fedh2l.rundir import RunDirectory
+from fedh2l.settings import resolve_device
+from fedh2l.standing import Standing
+from fedh2l.trainer import AUTOMATIC, STATE_COPIES
+
+log = logging.getLogger("fedh2l.peer")
+
+
+class Keeper:
+    """Looks after one node's model from round to round."""
+
+    def __init__(self, config: PeerConfig, directory: RunDirectory, node: Node, residents: Residents) -> None:
+        self.config, self.directory, self.node, self.residents = config, directory, node, residents
+        self.standing = Standing([node.name])
+        self.clock = Clock()
+
+    def arrive(self, round: int, sent: int) -> None:
+        """After a round: sees that all is sound, and evaluates where that is due; `sent` are the bytes so far."""
+        raise_earliest(self.residents.faults(round))
+        if round % self.config.run.eval_every == 0 or round == self.config.run.rounds:
+            self._evaluate(round, sent)
+
+    def checkpoint_is_due(self, round: int) -> bool:
+        """As often as was asked for, or as 2 % of the time allow."""
+        every = self.config.run.checkpoint_every
+        if every == "auto":
+            size = STATE_COPIES * self.residents.parameter_bytes
+            return round % AUTOMATIC == 0 and self.clock.affords_checkpoint(size)
+        return every > 0 and round % every == 0
+
+    def _evaluate(self, now: int, sent: int) -> None:
+        better = self.standing.take(self.residents.validate(), now)
+        self.residents.keep_best(better)
+        summary = self.standing.summary(self.residents.series(), len(self.config.domain.validation))[self.node.name]
+        seconds = round(self.clock.seconds, 3)
+        self.directory.append_metrics({"round": now, **summary, "bytes": sent, "seconds": seconds})
+        log.info("round %d: validation ACC %.1f", now, summary["validation_ACC"])
+        if self.config.settings.snapshots:
+            self._save_model(f"round-{now}", now)
+
+    def _save_model(self, which: str, taken: int) -> None:
+        node = self.node
+        said = self.residents.logits(probe(node.input_shape, node.floating, self.config.run.torch_dtype))[node.name]
+        weights = self.residents.state_dicts()[node.name]
+        self.directory.write_model(node.name, which, pack_model(weights, said, node, taken, which))
+
+    def save(self, round: int, plain: dict[str, Any]) -> None:
+        """A checkpoint, with what else the peer must remember."""
+        with self.clock.checkpointing():
+            known = {**plain, **self.standing.state(), "seconds": self.clock.seconds}
+            try:
+                self.directory.checkpoints.save(Checkpoint(round, self.residents.state(), known))
+            except OSError as error:
+                raise RunError(f"cannot write a checkpoint after round {round}: {error}") from error
+
+    def newest(self, agreed: str) -> Checkpoint | None:
+        """Takes over the newest sound checkpoint of this agreement, if there is one."""
+        found = self.directory.checkpoints.newest()
+        if found is None:
+            return None
+        _, checkpoint = found
+        if checkpoint.plain["agreed"] != agreed:
+            raise RunError("the checkpoint is of another agreement (roster or seed set); name another peer.out")
+        self.residents.restore(checkpoint.tensors)
+        self.standing.restore(checkpoint.plain)
+        self.clock.before = checkpoint.plain["seconds"]
+        self.directory.cut_metrics(checkpoint.round)
+        self.directory.checkpoints.drop_after(checkpoint.round)
+        log.info("goes on after round %d", checkpoint.round)
+        return checkpoint
+
+    def finish(self, round_done: int, about: dict[str, Any]) -> None:
+        """The best and the last model, and how the best does on this node's own test data."""
+        config, name, best = self.config, self.node.name, self.standing.best_rounds()[0]
+        self.residents.select("last")
+        self._save_model("last", round_done)
+        self.residents.select("best")
+        self._save_model("best", best)
+        test = config.domain.test.to(resolve_device(config.run.device), config.run.torch_dtype)
+        right = self.residents.correct([test])[name][0]
+        self.directory.write_result(
+            {
+                "node": name,
+                "rounds": round_done,
+                "best_round": best,
+                "test_ACC": 100 * right / len(test),
+                "conflict_rate": self.standing.conflict_rate,
+                "conflicts": self.standing.state()["conflicts"],
+                **about,
+                "seconds": round(self.clock.seconds, 3),
+            }
+        )
