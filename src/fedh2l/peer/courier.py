@@ -74,7 +74,9 @@ class Courier:
             self._changed.notify_all()
 
     def close(self, goodbye: pb.Goodbye, seconds: float) -> None:
-        """Takes what still waits, says goodbye, and ends; within so long."""
+        """Takes what still waits, says goodbye, and ends; within so long. Once it has ended, this does nothing."""
+        if not self._thread.is_alive():
+            return
         with self._changed:
             self._closing, self._until = goodbye, time.monotonic() + seconds
             self._changed.notify_all()

@@ -161,6 +161,7 @@ class Peer(Desk):
                     log.info("stops in round %d", self.round + 1)
                 self._checkpoint()
                 finished = self.round >= self.rounds
+                self._say_goodbye()
                 if finished:
                     self._finish()
             finally:
@@ -293,11 +294,15 @@ class Peer(Desk):
         refused = {f"{name}: {why}": count for (name, why), count in sorted(self.mailbox.refused.items())}
         self.keeper.finish(self.round, {"skipped": self.skipped, "bytes": sent, "refused": refused})
 
-    def _leave(self) -> None:
+    def _say_goodbye(self) -> None:
+        """What was sent last is delivered, as far as there is time; then nothing more is sent."""
         goodbye = pb.Goodbye(round=self.round, finished=self.round >= self.rounds)
         end = time.monotonic() + FAREWELL
         for courier in self.couriers.values():
             courier.close(goodbye, max(0.0, end - time.monotonic()))
+
+    def _leave(self) -> None:
+        self._say_goodbye()
         self.listener.stop()
         self.audit.close()
         self.residents.close()
