@@ -177,11 +177,11 @@ def test_below_quorum_a_peer_waits_for_the_others(town):
 
 @pytest.mark.slow
 def test_asynchronous_peers_never_wait(town):
-    made = town("run.rounds=200", mode="asynchronous", staleness=10)
+    made = town("run.rounds=1500", "run.eval_every=100", mode="asynchronous", staleness=50)
     made.start("M0", "M20", "M40")
     results = made.finish()
     assert set(results) == {"M0", "M20", "M40"}
-    assert results["M0"]["conflicts"][1] > 0  # it did hear others
+    assert all(result["conflicts"][1] > 0 for result in results.values())  # all have heard others
 
 
 def test_who_holds_another_roster_is_refused_and_the_others_go_on(town):
