@@ -81,7 +81,7 @@ def _steps(node, name: str) -> int:
 
 def test_kernels_are_planned_within_what_a_block_has():
     limit = 96 * 1024
-    for shape in (Shape(1, 28, 28, 6, 5, 5, 2, 2), Shape(20, 12, 12, 50, 5, 5, 0, 0), Shape(3, 32, 32, 64, 3, 3, 1, 1)):
+    for shape in (Shape(1, 28, 28, 6, 5, 5, 2, 2), Shape(20, 12, 12, 50, 5, 5, 0, 0), Shape(8, 14, 14, 24, 3, 3, 1, 1)):
         for nets, rows in ((4, 32), (40, 96), (256, 128)):
             for way in (shape, shape.backward()):
                 tiles = plan(way, nets, rows, 4, 132, limit)
@@ -90,11 +90,13 @@ def test_kernels_are_planned_within_what_a_block_has():
                 assert tiles.S * way.size[0] * way.size[1] <= tiles.T * tiles.PX
                 assert tiles.CC <= way.C
         split = plan_weights(shape, 4, limit)
-        assert split is None or (split.shared <= limit and split.T <= 1024)
+        assert split.shared <= limit
+        assert split.T <= 1024
 
 
 def test_what_does_not_fit_has_no_plan():
     assert plan(Shape(1, 4, 4, 1, 5, 5, 0, 0), 4, 32, 4, 132, 1 << 16) is None  # a window larger than the image
     assert plan(Shape(1, 8, 8, 1, 3, 3, 3, 3).backward(), 4, 32, 4, 132, 1 << 16) is None  # more padding than window
     assert plan(Shape(1, 300, 300, 1, 3, 3, 1, 1), 4, 32, 4, 132, 1 << 16) is None
+    assert plan_weights(Shape(3, 32, 32, 64, 3, 3, 1, 1), 4, 96 * 1024) is None  # all filters' gradients at once
     assert plan_weights(Shape(512, 8, 8, 512, 3, 3, 1, 1), 4, 1 << 16) is None

@@ -68,11 +68,11 @@ def checked(answer: tuple[Any, ...]) -> Any:
 
 @cache
 def available() -> bool:
-    """Whether kernels can be compiled here."""
+    """Whether kernels can be compiled here; one is, to see."""
     try:
-        from cuda.bindings import driver, nvrtc  # noqa: F401
-    except ImportError as error:
-        log.info("without CUDA kernels of its own: %s", error)
+        kernel("adam.cu", "adam", torch.float32, {})
+    except (ImportError, OSError, RuntimeError) as error:
+        log.info("without CUDA kernels of its own: %s", str(error).strip().splitlines()[0])
         return False
     return True
 

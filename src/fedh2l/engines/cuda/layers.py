@@ -147,7 +147,8 @@ def plan_weights(shape: Shape, item: int, limit: int) -> Split | None:
 def _device(tensor: Tensor) -> tuple[int, int]:
     """Multiprocessors, and the most shared memory that a block may ask for."""
     properties = torch.cuda.get_device_properties(tensor.device)
-    return properties.multi_processor_count, min(properties.shared_memory_per_block_optin, 96 * 1024)  # type: ignore[attr-defined]
+    most: int = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return properties.multi_processor_count, min(most, 96 * 1024)
 
 
 def can_convolve(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
@@ -269,10 +270,8 @@ class OneConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
-        """Of a single network."""
-        stacked = Convolution.apply(x[None], weight[None], None if bias is None else bias[None], padding)
-        result: Tensor = stacked[0]
-        return result
+        """Of a single network, for which there are better ways."""
+        raise NotImplementedError("only under vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -291,9 +290,8 @@ class OnePooling(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, k: int) -> Tensor:
-        """Of a single network."""
-        result: Tensor = Pooling.apply(x, k)
-        return result
+        """Of a single network, for which there are better ways."""
+        raise NotImplementedError("only under vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
