@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 from fedh2l.engines.base import Engine
 from fedh2l.engines.batched import BatchedEngine, obstacle
 from fedh2l.engines.local import LocalEngine
-from fedh2l.engines.processes import ProcessEngine
-from fedh2l.errors import ConfigError, RunError
+from fedh2l.engines.processes import ProcessEngine, UnsendableError
+from fedh2l.errors import ConfigError
 from fedh2l.federation import Federation
 from fedh2l.settings import available_cores
 
@@ -58,11 +57,10 @@ def _on_cores(federation: Federation) -> Engine:
     if processes > 1:
         try:
             return ProcessEngine(federation, processes)
-        except (RunError, TypeError, AttributeError, pickle.PicklingError) as error:
-            why = str(error).strip().splitlines()[0]
+        except UnsendableError as error:
             if settings.processes != "auto":
-                raise ConfigError(f"run.processes = {processes}: nodes cannot be sent to processes: {why}") from error
-            log.info("nodes are run in threads, since they cannot be sent to processes: %s", why)
+                raise ConfigError(f"run.processes = {processes}: nodes cannot be sent to processes: {error}") from error
+            log.info("nodes are run in threads, since they cannot be sent to processes: %s", error)
     return LocalEngine(federation.learners(), federation.method, federation.roster, settings.rounds)
 
 

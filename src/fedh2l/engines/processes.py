@@ -6,11 +6,11 @@ after the other with all cores to itself. In processes of their own they share n
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedh2l.engines.actor import Leg, Size, dealt, luggage
-from fedh2l.engines.base import NodesLostError
 from fedh2l.engines.spread import SpreadEngine
 from fedh2l.engines.worker import Worker, checked
 from fedh2l.errors import RunError
@@ -21,6 +21,10 @@ from fedh2l.topology import Graph
 
 RESTARTS = 10
 """How many times processes that died are started again in a run."""
+
+
+class UnsendableError(RunError):
+    """A node cannot be taken to another process: something in it cannot be written down, or read there."""
 
 
 class Heard(NamedTuple):
@@ -46,10 +50,12 @@ class ProcessEngine(SpreadEngine):
             for group in self.groups:
                 self._workers.append(Worker([parts[node.name] for node in group], common, cores))
             checked([worker.answer() for worker in self._workers])
-        except BaseException:
+        except BaseException as error:
             self._end()
             for learner in self._given.values():
                 learner.release()
+            if isinstance(error, (RunError, TypeError, AttributeError, pickle.PicklingError)):
+                raise UnsendableError(str(error).strip().splitlines()[0]) from error
             raise
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
@@ -70,13 +76,14 @@ class ProcessEngine(SpreadEngine):
     def _leg(self, rounds: range, heard: Heard | None) -> tuple[dict[str, Message], dict[str, Size]]:
         """All processes do these rounds; returns what their nodes send, and its sizes."""
         sends = bool(rounds) and self.method.exchanges(rounds[-1])
-        for worker, group in zip(self._workers, self.groups, strict=True):
+        requests = []
+        for group in self.groups:
             ears = {node.name: heard.senders[node.name] for node in group} if heard else {}
             needed = {sender: heard.messages[sender] for each in ears.values() for sender in each} if heard else {}
-            worker.tell("leg", Leg((heard.round, ears) if heard else None, rounds, sends), needed)
+            requests.append(("leg", Leg((heard.round, ears) if heard else None, rounds, sends), needed))
         sent: dict[str, Message] = {}
         sizes: dict[str, Size] = {}
-        for outbox, size in checked([worker.answer() for worker in self._workers]):
+        for outbox, size in self._told(requests):
             sent |= outbox
             sizes |= size
         return sent, sizes
@@ -101,20 +108,15 @@ class ProcessEngine(SpreadEngine):
         return [node.name for place in lost for node in self.groups[place]]
 
     def _ask(self, question: str, *arguments: Any) -> list[Any]:
-        return self._told([(question, *arguments)] * len(self._workers))
+        return self._told([("ask", question, *arguments)] * len(self._workers))
 
     def _hand_out(self, question: str, parts: Sequence[Any]) -> None:
-        self._told([(question, part) for part in parts])
+        self._told([("ask", question, part) for part in parts])
 
     def _told(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
-        lost = False
+        """What all say, each to its own request; after a loss, `revive` hears those who were asked to their end."""
         for worker, request in zip(self._workers, requests, strict=True):
-            try:
-                worker.tell("ask", *request)
-            except NodesLostError:
-                lost = True
-        if lost:
-            raise NodesLostError
+            worker.tell(*request)
         return checked([worker.answer() for worker in self._workers])
 
     def _end(self) -> None:
