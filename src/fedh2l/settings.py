@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from fedh2l.errors import ConfigError
 from fedh2l.section import Section
@@ -42,19 +42,13 @@ class RunSettings(Section):
     )
     out: str | None = Field(None, description="directory of the run; a new one under runs/ if not given")
 
-    @field_validator("checkpoint_every")
+    @field_validator("checkpoint_every", "processes")
     @classmethod
-    def _not_negative(cls, every: int | str) -> int | str:
-        if isinstance(every, int) and every < 0:
-            raise ValueError("must be 'auto' or at least 0")
-        return every
-
-    @field_validator("processes")
-    @classmethod
-    def _positive(cls, processes: int | str) -> int | str:
-        if isinstance(processes, int) and processes < 1:
-            raise ValueError("must be 'auto' or at least 1")
-        return processes
+    def _auto_or_a_count(cls, value: int | str, info: ValidationInfo) -> int | str:
+        least = {"checkpoint_every": 0, "processes": 1}[str(info.field_name)]
+        if isinstance(value, int) and value < least:
+            raise ValueError(f"must be 'auto' or at least {least}")
+        return value
 
     @property
     def selection_rule(self) -> str:
