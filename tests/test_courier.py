@@ -57,9 +57,9 @@ def test_signals_arrive_in_order_and_are_on_record(town):
         town.courier.send(round, bytes([round]))
     until(lambda: len(town.desk.heard) == 5)
     assert town.desk.heard == [("b", bytes([round])) for round in range(1, 6)]
-    until(lambda: town.courier.standing.sent == 5)
-    standing = town.courier.standing
-    assert (standing.state, standing.round, standing.sent, standing.bytes, standing.dropped) == ("up", 5, 5, 5, 0)
+    until(lambda: town.courier.contact.sent == 5)
+    contact = town.courier.contact
+    assert (contact.state, contact.round, contact.sent, contact.bytes, contact.dropped) == ("up", 5, 5, 5, 0)
     town.courier.close(pb.Goodbye(round=5, finished=True), 5)
     assert town.desk.heard[-1] == ("b", 5)
     report = audit(town.folder / "audit-b")
@@ -76,17 +76,17 @@ def test_sending_never_waits(town):
 
 
 def test_a_peer_that_comes_back_gets_the_newest(town):
-    until(lambda: town.courier.standing.state == "up")
+    until(lambda: town.courier.contact.state == "up")
     town.listener.stop(0)
     for round in range(1, 31):
         town.courier.send(round, bytes([round]))
-    until(lambda: town.courier.standing.state == "down")
-    assert town.courier.standing.reason
+    until(lambda: town.courier.contact.state == "down")
+    assert town.courier.contact.reason
     reopen(town)
     until(lambda: len(town.desk.heard) >= QUEUE)
     assert [payload[0] for _, payload in town.desk.heard] == list(range(31 - QUEUE, 31))
-    assert town.courier.standing.dropped == 30 - QUEUE
-    assert town.courier.standing.state == "up"
+    assert town.courier.contact.dropped == 30 - QUEUE
+    assert town.courier.contact.state == "up"
 
 
 def test_a_peer_that_was_never_there_yet(tmp_path):
@@ -94,7 +94,7 @@ def test_a_peer_that_was_never_there_yet(tmp_path):
     town.listener.stop(0)
     courier, _ = hire(town)
     courier.send(1, b"x")
-    until(lambda: courier.standing.state == "down" and courier.standing.reason != "")
+    until(lambda: courier.contact.state == "down" and courier.contact.reason != "")
     reopen(town)
     until(lambda: town.desk.heard == [("b", b"x")])
     courier.close(pb.Goodbye(), 5)
@@ -105,23 +105,22 @@ def test_who_has_agreed_on_something_else_is_told_and_may_mend_it(town):
     other = Agreed.of(town.read(rounds=100, seed=9), CLASSES)
     courier, _ = hire(town, "c", other)
     courier.send(1, b"x")
-    until(lambda: courier.standing.state == "refused")
-    assert "seed: 0 here, 9 there" in courier.standing.reason
+    until(lambda: courier.contact.state == "refused")
+    assert "seed: 0 here, 9 there" in courier.contact.reason
     assert town.desk.heard == []
     town.desk.agreed = other  # the founder mends it at the other end
-    until(lambda: courier.standing.state == "up")
+    until(lambda: courier.contact.state == "up")
     until(lambda: town.desk.heard == [("c", b"x")])
     courier.close(pb.Goodbye(), 5)
 
 
 def test_a_revoked_peer_stops_sending(town):
     town.courier.send(1, b"x")
-    until(lambda: town.courier.standing.sent == 1)
+    until(lambda: town.courier.contact.sent == 1)
     town.founder.revoke("b")
-    town.listener._circle.reload()
     town.courier.send(2, b"y")
-    until(lambda: town.courier.standing.state == "refused")
-    assert "is revoked" in town.courier.standing.reason
+    until(lambda: town.courier.contact.state == "refused")
+    assert "is revoked" in town.courier.contact.reason
     assert town.desk.heard == [("b", b"x")]
 
 
@@ -130,14 +129,13 @@ def test_a_signal_that_is_not_taken_is_not_sent_again(town, monkeypatch):
         if posteriors == b"bad":
             raise Refused(Reason.UNSOUND, "it holds negative values")
         town.desk.heard.append((caller, posteriors))
-        return 5
 
     monkeypatch.setattr(town.desk, "taught", picky)
     for payload in (b"good", b"bad", b"better"):
         town.courier.send(1, payload)
     until(lambda: len(town.desk.heard) == 2)
-    until(lambda: town.courier.standing.sent == 2)
-    assert town.courier.standing.dropped == 1
+    until(lambda: town.courier.contact.sent == 2)
+    assert town.courier.contact.dropped == 1
     town.courier.close(pb.Goodbye(), 5)
     assert audit(town.folder / "audit-b").messages["posteriors"] == 3
 
@@ -149,19 +147,18 @@ def test_a_slow_peer_holds_up_nobody(town, monkeypatch):
     def slow(caller, posteriors):
         let_go.wait(10)
         town.desk.heard.append((caller, posteriors))
-        return 5
 
     monkeypatch.setattr(town.desk, "taught", slow)
-    until(lambda: town.courier.standing.state == "up")
+    until(lambda: town.courier.contact.state == "up")
     town.courier.send(1, b"x")
-    until(lambda: town.courier.standing.state == "down")
-    assert "DEADLINE_EXCEEDED" in town.courier.standing.reason
+    until(lambda: town.courier.contact.state == "down")
+    assert "DEADLINE_EXCEEDED" in town.courier.contact.reason
     let_go.set()
-    until(lambda: town.courier.standing.sent == 1)  # it may get it twice: a mailbox takes it once
+    until(lambda: town.courier.contact.sent == 1)  # it may get it twice: a mailbox takes it once
 
 
 def test_ending_without_the_other(town):
-    until(lambda: town.courier.standing.state == "up")
+    until(lambda: town.courier.contact.state == "up")
     town.listener.stop(0)
     town.courier.send(1, b"x")
     began = time.monotonic()
@@ -172,14 +169,27 @@ def test_ending_without_the_other(town):
 
 def test_what_cannot_be_put_on_record_is_not_sent(town, monkeypatch):
     town.courier.send(1, b"x")
-    until(lambda: town.courier.standing.sent == 1)
+    until(lambda: town.courier.contact.sent == 1)
 
     def full(*_):
         raise AuditError("cannot note what is sent, so nothing is: No space left on device")
 
     monkeypatch.setattr(town.audit, "record", full)
     town.courier.send(2, b"y")
-    until(lambda: "No space left" in town.courier.standing.reason)
+    until(lambda: "No space left" in town.courier.contact.reason)
     assert town.desk.heard == [("b", b"x")]
     monkeypatch.undo()
     until(lambda: ("b", b"y") in town.desk.heard)  # once there is room again
+
+
+def test_a_refusal_says_in_which_round_the_other_is(town, monkeypatch):
+    until(lambda: town.courier.contact.state == "up")
+
+    def past(caller, posteriors):
+        raise Refused(Reason.PAST, "it is of round 1")
+
+    monkeypatch.setattr(town.desk, "taught", past)
+    monkeypatch.setattr(town.desk, "present", lambda: 77)
+    town.courier.send(1, b"x")
+    until(lambda: town.courier.contact.round == 77)
+    assert town.courier.contact.state == "up"

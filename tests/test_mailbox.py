@@ -20,6 +20,7 @@ from fedh2l.roster import Roster
 
 ROSTER = Roster(("a", "b", "c", "d"), 7)
 ROWS, CLASSES = 5, 3
+ALL = {"b", "c", "d"}.issubset
 
 
 def labels(sender: str, round: int) -> torch.Tensor:
@@ -59,7 +60,7 @@ def reason(box: Mailbox, payload: bytes, sender: str = "b") -> Reason:
 def test_a_sound_signal_is_kept_as_it_was_sent():
     box = mailbox()
     box.accept("b", data())
-    (kept,) = box.collect(1, time.monotonic())
+    (kept,) = box.collect(1, time.monotonic(), ALL)
     assert torch.equal(kept.values, signal().values)
     assert kept.accuracy == signal().accuracy
 
@@ -93,7 +94,7 @@ def changed(**changes) -> bytes:
 def test_what_is_refused(payload, why):
     box = mailbox()
     assert reason(box, payload) is why
-    assert box.collect(1, time.monotonic()) == []
+    assert box.collect(1, time.monotonic(), ALL) == []
 
 
 def test_each_signal_counts_once():
@@ -118,24 +119,24 @@ def test_waiting_ends_when_all_are_there_or_at_the_deadline():
     sender = threading.Timer(0.1, lambda: [box.accept(n, data(signal(n))) for n in ("d", "b", "c")])
     sender.start()
     began = time.monotonic()
-    heard = box.collect(1, began + 30)
+    heard = box.collect(1, began + 30, ALL)
     assert [s.sender for s in heard] == ["b", "c", "d"]  # in roster order, whatever order they came in
     assert time.monotonic() - began < 10
     box.enter(2)
     box.accept("c", data(signal("c", 2)))
     began = time.monotonic()
-    assert [s.sender for s in box.collect(2, began + 0.2)] == ["c"]
+    assert [s.sender for s in box.collect(2, began + 0.2, ALL)] == ["c"]
     assert time.monotonic() - began >= 0.2
-    assert [s.sender for s in box.collect(2, began + 30, enough=1)] == ["c"]
+    assert [s.sender for s in box.collect(2, began + 30, lambda heard: len(heard) >= 1)] == ["c"]
 
 
 def test_signals_of_peers_that_are_ahead_are_kept_for_their_round():
     box = mailbox()
     box.accept("b", data(signal(round=3)))
     assert box.furthest("b") == 3
-    assert box.collect(1, time.monotonic()) == []
+    assert box.collect(1, time.monotonic(), ALL) == []
     box.enter(3)
-    assert len(box.collect(3, time.monotonic())) == 1
+    assert len(box.collect(3, time.monotonic(), ALL)) == 1
     box.enter(4)
     assert box.furthest("b") == 0
 

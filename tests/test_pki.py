@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from fedh2l.errors import ConfigError
-from fedh2l.peer import authority as authorities
 from fedh2l.peer import certificates
 from fedh2l.peer.authority import Authority
 from fedh2l.peer.certificates import About, Identity, PKIError, Revocations, refusal
@@ -261,4 +260,3 @@ def test_from_the_command_line(cli, tmp_path):
     assert again.returncode == 2
     assert "a key is never overwritten" in again.stderr
     assert len(Authority(tmp_path / "authority").issued()) == 1
-    assert authorities.CA_KEY not in cli("pki", "list").stderr

@@ -17,7 +17,7 @@ from fedh2l.errors import ConfigError
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import audit
 from fedh2l.peer.charter import Timing
-from fedh2l.peer.courier import Standing
+from fedh2l.peer.courier import Contact
 from fedh2l.peer.peer import Peer
 from fedh2l.peer.rehearsal import PEER, Rehearsal
 from fedh2l.peer.settings import load_peer
@@ -236,7 +236,7 @@ def test_one_voice_alone_moves_nobody(tmp_path):
 
         def said(**rounds: int) -> int:
             for name, round in rounds.items():
-                peer.couriers[name].standing = Standing(state="up", round=round)
+                peer.couriers[name].contact = Contact(state="up", round=round)
             peer._catch_up()
             return peer.round
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from fedh2l.peer import authority as authorities
-from fedh2l.peer import certificates, transport
+from fedh2l.peer import certificates
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.authority import Authority
 from fedh2l.peer.charter import Charter
@@ -39,10 +39,11 @@ class Answers(Desk):
         if len(posteriors) > LARGEST:
             raise Refused(Reason.TOO_LARGE, f"{len(posteriors)} bytes")
         self.heard.append((caller, posteriors))
-        return 5
 
     def left(self, caller, goodbye):
         self.heard.append((caller, goodbye.round))
+
+    def present(self):
         return 5
 
     def turned_away(self, why):
@@ -85,6 +86,9 @@ class Town:
         line.open(5)
         return line
 
+    def greet(self, name, agreed, round) -> pb.Hello:
+        return self.line(name).greet(agreed, agreed.hello(name, round), 5)
+
     def call(self, name, method, payload: bytes, root=None) -> bytes:
         """As whoever holds these files, with none of our checks in between."""
         own = self.folder / name
@@ -109,8 +113,8 @@ def refused(town, name, method="Teach", payload=b"", **how) -> tuple[grpc.Status
 
 
 def test_members_talk(town):
+    assert town.greet("b", town.desk.agreed, 3).round == 5
     line = town.line("b")
-    assert line.greet(town.desk.agreed, 3, 5).round == 5
     assert line.call("Teach", pb.Signal(posteriors=b"xyz"), pb.Receipt, 5).round == 5
     assert line.call("Leave", pb.Goodbye(round=9), pb.Receipt, 5).round == 5
     assert town.desk.heard == [("b", b"xyz"), ("b", 9)]
@@ -164,15 +168,22 @@ def test_a_revoked_certificate(town, caplog):
     assert town.call("b", "Teach", pb.Signal(posteriors=b"1").SerializeToString())
     town.desk.heard.clear()
     town.founder.revoke("b")
-    town.listener._circle.reload()
     code, details = refused(town, "b")
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert "is revoked" in details
 
 
+def test_a_damaged_list_of_what_is_revoked_changes_nothing(town, caplog):
+    town.founder.revoke("b")
+    assert refused(town, "b")[0] is grpc.StatusCode.PERMISSION_DENIED
+    (town.folder / "authority" / "revoked.pem").write_text("torn")
+    assert refused(town, "b")[0] is grpc.StatusCode.PERMISSION_DENIED
+    assert "the list that was read before still holds" in caplog.text
+
+
 def test_a_renewed_certificate_of_the_same_key_is_welcome(town):
     town.join("b")
-    assert town.line("b").greet(town.desk.agreed, 1, 5).round == 5
+    assert town.greet("b", town.desk.agreed, 1).round == 5
 
 
 def test_older_tls_is_refused(town):
@@ -248,7 +259,7 @@ def test_who_has_agreed_on_something_else(town):
     for side in (details, town.desk.refused[0]):
         assert "method.kl: True here, False there; seed: 0 here, 9 there" in side
     with pytest.raises(PeerRefusedError, match=r"'a' refuses this peer: .*seed: 0 here, 9 there"):
-        town.line("b").greet(other, 1, 5)
+        town.greet("b", other, 1)
     other_set = Agreed.of(town.read(rounds=100, seedset="1" * 64), CLASSES)
     assert "seedset: '000" in refused(town, "b", "Greet", hello(other_set))[1]
 
@@ -291,7 +302,7 @@ def test_noise_on_the_port_changes_nothing(town, caplog):
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\x00" * 200, b"\xff" * 5000):
             with socket.create_connection(("127.0.0.1", town.listener.port), 5) as plain:
                 plain.sendall(noise)
-    assert town.line("b").greet(town.desk.agreed, 1, 5).round == 5
+    assert town.greet("b", town.desk.agreed, 1).round == 5
 
 
 def test_a_port_that_is_taken(town):
@@ -299,9 +310,8 @@ def test_a_port_that_is_taken(town):
         Listener(town.circle("a"), town.desk, town.address, LARGEST)
 
 
-def test_who_calls_and_says_nothing_holds_up_nobody(town, monkeypatch):
-    """Also if it is revoked: TLS lets it in, but it is looked at before it is listened to."""
-    monkeypatch.setattr(transport, "READING", 1.0)
+def test_who_calls_and_says_nothing_holds_up_nobody_else(town):
+    """Who calls is looked at before it is listened to, and may call only so often at a time."""
     silence = threading.Event()
 
     def nothing():
@@ -312,8 +322,8 @@ def test_who_calls_and_says_nothing_holds_up_nobody(town, monkeypatch):
     pair = [(own / file).read_bytes() for file in ("node.key", "node.pem")]
     trusted = (town.folder / "a" / "node.pem").read_bytes()
     with grpc.secure_channel(town.address, grpc.ssl_channel_credentials(trusted, *pair)) as channel:
-        calls = [channel.stream_unary(f"/{SERVICE}/Teach").future(nothing(), timeout=30) for _ in range(20)]
-        assert town.line("c").greet(town.desk.agreed, 1, 5).round == 5
+        calls = [channel.stream_unary(f"/{SERVICE}/Teach").future(nothing(), timeout=3) for _ in range(20)]
+        assert town.greet("c", town.desk.agreed, 1).round == 5
         assert all(call.exception(10) is not None for call in calls)
     silence.set()
 

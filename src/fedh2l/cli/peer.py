@@ -35,7 +35,7 @@ def peer(path: Annotated[Path, typer.Argument(metavar="PEER.toml")] = Path("peer
         return
     logging.getLogger("fedh2l.peer").setLevel(logging.INFO)
     asked: list[bool] = []
-    with on_interrupt(lambda: asked.append(True)):
+    with directory.locked(), on_interrupt(lambda: asked.append(True)):
         finished = Peer(config, directory).run(lambda: bool(asked))
     if finished:
         err.print(f"'{config.name}' is done; its models are in {out}", soft_wrap=True)

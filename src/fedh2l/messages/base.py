@@ -85,11 +85,6 @@ class Message(ABC):
         """Bytes behind the header of a message of this shape."""
         return sum(ITEM_SIZES[item] * math.prod(size) for item, size in cls.layout(shape, flagged))
 
-    @staticmethod
-    def header_size() -> int:
-        """Bytes of the byte form that are the same for all messages."""
-        return HEADER.size
-
     @property
     def payload_size(self) -> int:
         """Bytes of what a paper counts, with no header."""

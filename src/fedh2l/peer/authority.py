@@ -125,7 +125,7 @@ class Authority:
             .add_extension(usage, critical=True)
             .add_extension(x509.ExtendedKeyUsage(both), critical=False)
             .add_extension(alternatives(about.hosts), critical=False)
-            .add_extension(_issuer(self.certificate), critical=False)
+            .add_extension(self._identifier(), critical=False)
         )
         certificate = built.sign(self._key, hashes.SHA256())
         entry = {
@@ -156,7 +156,7 @@ class Authority:
             .last_update(now())
             .next_update(self.certificate.not_valid_after_utc)
             .add_extension(x509.CRLNumber(int(now().timestamp())), critical=False)
-            .add_extension(_issuer(self.certificate), critical=False)
+            .add_extension(self._identifier(), critical=False)
         )
         for entry in entries:
             if entry["revoked"] is not None:
@@ -165,12 +165,11 @@ class Authority:
                 builder = builder.add_revoked_certificate(revoked.revocation_date(when).build())
         write(self.folder / REVOKED, pem(builder.sign(self._key, hashes.SHA256())))
 
+    def _identifier(self) -> x509.AuthorityKeyIdentifier:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+
     def _keep_book(self, entries: Sequence[dict[str, Any]]) -> None:
         write(self.folder / LEDGER, (json.dumps(entries, indent=1) + "\n").encode())
-
-
-def _issuer(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    return x509.AuthorityKeyIdentifier.from_issuer_public_key(certificate.public_key())  # type: ignore[arg-type]
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: Any, days: int) -> x509.CertificateBuilder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import ipaddress
+import logging
 import os
 import stat
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from cryptography.x509.oid import NameOID
 from fedh2l.checkpoints import write_atomically
 from fedh2l.errors import FedH2LError
 from fedh2l.roster import check_name
+
+log = logging.getLogger("fedh2l.peer")
 
 SOON = timedelta(days=30)
 """How long before its end a certificate should be renewed."""
@@ -203,22 +206,43 @@ def alternatives(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
 
 
 class Revocations:
-    """The serial numbers that an authority took back; without a list, none."""
+    """The serial numbers that an authority took back; without a list, none. A new list is read when it is there."""
 
     def __init__(self, authority: x509.Certificate, path: Path | None = None) -> None:
-        self._serials: set[int] = set()
-        if path is None:
-            return
+        self._authority, self._path = authority, path
+        self._version = _version(path)
+        self._serials = self._read()
+
+    def _read(self) -> set[int]:
+        if self._path is None:
+            return set()
+        key = self._authority.public_key()
         try:
-            found = x509.load_pem_x509_crl(read(path))
+            found = x509.load_pem_x509_crl(read(self._path))
         except ValueError:
-            raise PKIError(f"'{path}' holds no revocation list") from None
-        if not found.is_signature_valid(authority.public_key()):  # type: ignore[arg-type]
-            raise PKIError(f"'{path}' is not signed by the authority of this federation")
-        self._serials = {entry.serial_number for entry in found}
+            raise PKIError(f"'{self._path}' holds no revocation list") from None
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not found.is_signature_valid(key):
+            raise PKIError(f"'{self._path}' is not signed by the authority of this federation")
+        return {entry.serial_number for entry in found}
 
     def __contains__(self, certificate: x509.Certificate) -> bool:
+        version = _version(self._path)
+        if version != self._version:
+            self._version = version
+            try:
+                self._serials = self._read()
+            except PKIError as error:
+                log.error("the list that was read before still holds: %s", error)
         return certificate.serial_number in self._serials
+
+
+def _version(path: Path | None) -> tuple[int, int] | None:
+    """What differs when a file was written anew."""
+    try:
+        about = path.stat() if path else None
+    except OSError:
+        return None
+    return (about.st_mtime_ns, about.st_ino) if about else None
 
 
 def issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

@@ -15,7 +15,7 @@ import grpc
 
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditError, AuditLog
-from fedh2l.peer.transport import Agreed, Line, PeerRefusedError
+from fedh2l.peer.transport import ROUND, Agreed, Line, PeerRefusedError
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -34,7 +34,7 @@ REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITIO
 
 
 @dataclass(frozen=True)
-class Standing:
+class Contact:
     """How it goes with one peer."""
 
     state: State = "down"
@@ -52,7 +52,7 @@ class Courier:
     """A thread that takes signals to a member as long as they are of use."""
 
     def __init__(self, line: Line, agreed: Agreed, audit: AuditLog, round: Callable[[], int]) -> None:
-        self.standing = Standing()
+        self.contact = Contact()
         self._line, self._agreed, self._audit, self._round = line, agreed, audit, round
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._changed = threading.Condition()
@@ -84,7 +84,7 @@ class Courier:
 
     def _drop(self) -> None:
         self._waiting.popleft()
-        self.standing = replace(self.standing, dropped=self.standing.dropped + 1)
+        self.contact = replace(self.contact, dropped=self.contact.dropped + 1)
 
     def _work(self) -> None:
         pause = FIRST_PAUSE
@@ -120,24 +120,22 @@ class Courier:
             return
         self._line.open(TIMEOUT)
         hello = self._agreed.hello(self._line.me, self._round())
-        self._audit.record("greeting", self._line.member, self._round(), hello.SerializeToString())
-        answer = self._line.greet(self._agreed, self._round(), TIMEOUT)
+        self._audit.record("greeting", self._line.member, hello.round, hello.SerializeToString())
+        answer = self._line.greet(self._agreed, hello, TIMEOUT)
         self._connected = True
-        if self.standing.state != "up":
+        if self.contact.state != "up":
             log.info("'%s' is there, in round %d", self._line.member, answer.round)
-        self.standing = replace(self.standing, state="up", reason="", round=answer.round)
+        self.contact = replace(self.contact, state="up", reason="", round=answer.round)
 
     def _deliver(self) -> None:
         """Takes what waits, one after the other, until there is nothing and more may come."""
-        while self._connected:
+        while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing is not None)
                 if not self._waiting:
                     break
                 round, payload = self._waiting[0]
             self._take(round, payload)
-        if not self._connected:
-            return
         assert self._closing is not None
         self._audit.record("goodbye", self._line.member, self._closing.round, self._closing.SerializeToString())
         self._line.call("Leave", self._closing, pb.Receipt, max(0.1, self._until - time.monotonic()))
@@ -154,10 +152,12 @@ class Courier:
                 raise
             log.warning("'%s' would not take the signal of round %d: %s", self._line.member, round, error.details())
             self._settle(round, payload, taken=False)
-            self._connected = False  # it may be in another round than it was: ask again
+            theirs = dict(error.trailing_metadata() or ()).get(ROUND)
+            if theirs is not None and theirs.isdecimal():
+                self.contact = replace(self.contact, round=int(theirs))
             return
         self._settle(round, payload, taken=True)
-        self.standing = replace(self.standing, round=receipt.round)
+        self.contact = replace(self.contact, round=receipt.round)
 
     def _settle(self, round: int, payload: bytes, taken: bool) -> None:
         """A signal is done with, one way or the other."""
@@ -165,17 +165,17 @@ class Courier:
             if self._waiting and self._waiting[0] == (round, payload):  # it may have made room in the meantime
                 self._waiting.popleft()
                 if not taken:
-                    self.standing = replace(self.standing, dropped=self.standing.dropped + 1)
+                    self.contact = replace(self.contact, dropped=self.contact.dropped + 1)
             if taken:
-                sent, size = self.standing.sent + 1, self.standing.bytes + len(payload)
-                self.standing = replace(self.standing, sent=sent, bytes=size)
+                sent, size = self.contact.sent + 1, self.contact.bytes + len(payload)
+                self.contact = replace(self.contact, sent=sent, bytes=size)
 
     def _hang_up(self, state: State, reason: str) -> None:
-        if (self.standing.state, self.standing.reason) != (state, reason):
+        if (self.contact.state, self.contact.reason) != (state, reason):
             log.warning("'%s' cannot be reached: %s", self._line.member, reason)
         self._connected = False
         self._line.close()
-        self.standing = replace(self.standing, state=state, reason=reason)
+        self.contact = replace(self.contact, state=state, reason=reason)
 
 
 def _said(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 
 from torch import Tensor
@@ -77,11 +77,6 @@ class Mailbox:
         """Bytes of the largest signal that a sender may send."""
         return encoded_size("posteriors", "float32", (self._rows(sender), self._classes))
 
-    @property
-    def round(self) -> int:
-        """The round that this peer is in."""
-        return self._round
-
     def enter(self, round: int) -> None:
         """Begins a round; what is too old by now is forgotten."""
         with self._changed:
@@ -138,24 +133,16 @@ class Mailbox:
         if (round, sender) in self._seen:
             raise Refused(Reason.REPLAYED, f"a signal of round {round} was here before")
 
-    def collect(
-        self, round: int, deadline: float, waited: Sequence[str] | None = None, enough: int | None = None
-    ) -> list[Posteriors]:
-        """The signals of a round that are here, in roster order, as soon as those that are waited for are.
+    def collect(self, round: int, deadline: float, enough: Callable[[set[str]], bool]) -> list[Posteriors]:
+        """The signals of a round that are here, in roster order, once `enough` says so of those who are heard.
 
-        All that are expected are waited for, unless `waited` says whom, or `enough` how many will do; at the deadline,
-        a time of `time.monotonic()`, it is those that are here.
+        At the deadline, a time of `time.monotonic()`, it is what is here.
         """
-        expected = [name for name in self.roster.names if name in self._teachers(round).get(self.name, ())]
         with self._changed:
             while True:
-                here = [self._kept[round, name] for name in expected if (round, name) in self._kept]
-                heard = {signal.sender for signal in here}
-                there = len(here) >= enough if enough is not None else heard.issuperset(waited or ())
-                if waited is None and enough is None:
-                    there = len(here) == len(expected)
+                here = [self._kept[round, name] for name in self.roster.names if (round, name) in self._kept]
                 left = deadline - time.monotonic()
-                if there or left <= 0:
+                if enough({signal.sender for signal in here}) or left <= 0:
                     return here
                 self._changed.wait(left)
 

@@ -42,7 +42,7 @@ class Peer(Desk):
     """The node of one organisation, with its line to all others."""
 
     def __init__(self, config: PeerConfig, directory: RunDirectory) -> None:
-        self.config, self.directory = config, directory
+        self.config, self._device = config, resolve_device(config.run.device)
         charter, run, name = config.charter, config.run, config.name
         self.name, self.rounds, self.timing = name, run.rounds, charter.timing
         self.roster = charter.roster(config.bundle.classes)
@@ -52,12 +52,11 @@ class Peer(Desk):
         self.residents = Residents([self._learner()], charter.method)
         self.method = charter.method
         self.keeper = Keeper(config, directory, self.node, self.residents)
-        self.turned: list[str] = []
-        """Why calls were turned away, newest last."""
         self.skipped = 0
         """Rounds in which this peer took no part."""
         self.round = 0
         """The last one that is done."""
+        # Threads that answer others ask for labels of other rounds than the one in training: they have a set of theirs.
         self._labels = SeedSet({n: config.bundle.part(n) for n in charter.names}, run.seed)
         self.mailbox = Mailbox(
             name,
@@ -73,7 +72,7 @@ class Peer(Desk):
         largest = max(*(self.mailbox.cap(other) for other in charter.names), len(self.agreed.canonical))
         self.listener = Listener(self.circle, self, config.settings.listen, largest)
         self.couriers = {
-            other: Courier(Line(self.circle, other, charter.addresses[other]), self.agreed, self.audit, self._present)
+            other: Courier(Line(self.circle, other, charter.addresses[other]), self.agreed, self.audit, self.present)
             for other in self.roster.others(name)
         }
         self._sent = 0
@@ -88,7 +87,7 @@ class Peer(Desk):
 
     def _learner(self) -> Learner:
         config, run = self.config, self.config.run
-        device, dtype = resolve_device(run.device), run.torch_dtype
+        device, dtype = self._device, run.torch_dtype
         parts = {other: config.bundle.part(other) for other in config.charter.names}
         seed_set = SeedSet(parts, run.seed).to(device, dtype)
         validation = config.domain.validation.to(device, dtype)
@@ -105,10 +104,11 @@ class Peer(Desk):
     def _teachers(self, round: int) -> Any:
         return self.method.teachers(self.roster, round)
 
-    def _present(self) -> int:
-        return self.round + 1
-
     # What others ask
+
+    def present(self) -> int:
+        """The one after the last that is done."""
+        return self.round + 1
 
     def greeted(self, caller: str, hello: pb.Hello) -> pb.Hello:
         """To whom has agreed on the same: the round that this peer is in."""
@@ -119,34 +119,31 @@ class Peer(Desk):
         if len(recent) >= many:
             raise PeerRefusedError(f"'{caller}' greets more than {many} times in {within:g} s")
         self._greetings[caller] = [*recent, present]
-        answer = self.agreed.hello(self.name, self._present())
-        self.audit.record("greeting", caller, self._present(), answer.SerializeToString())
+        answer = self.agreed.hello(self.name, self.present())
+        self.audit.record("greeting", caller, self.present(), answer.SerializeToString())
         return answer
 
-    def taught(self, caller: str, posteriors: bytes) -> int:
+    def taught(self, caller: str, posteriors: bytes) -> None:
         """Keeps a sound signal."""
         self.mailbox.accept(caller, posteriors)
         self._absent.discard(caller)
-        return self._present()
 
-    def left(self, caller: str, goodbye: pb.Goodbye) -> int:
+    def left(self, caller: str, goodbye: pb.Goodbye) -> None:
         """Whoever leaves is not waited for."""
         log.info("'%s' leaves after round %d%s", caller, goodbye.round, ", done" if goodbye.finished else "")
         self._absent.add(caller)
         if goodbye.finished:
             self._finished.add(caller)
-        return self._present()
 
     def turned_away(self, why: str) -> None:
-        """Remembers the last few."""
+        """Says so."""
         log.warning("turned away: %s", why)
-        self.turned = [*self.turned[-99:], why]
 
     # The course of a training
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """Trains to the last round, from the newest checkpoint if there is one; False if it was asked to stop."""
-        with self.directory.locked(), torch_settings(self.config.run):
+        with torch_settings(self.config.run):
             self._resume()
             self.keeper.clock.start()
             self.listener.start()
@@ -171,14 +168,14 @@ class Peer(Desk):
     def _meet(self) -> None:
         """Gives all others a moment to be there, and goes on from where they are."""
         end = time.monotonic() + MEET
-        while time.monotonic() < end and any(c.standing.state == "down" for c in self.couriers.values()):
+        while time.monotonic() < end and any(c.contact.state == "down" for c in self.couriers.values()):
             time.sleep(0.02)
         self._catch_up()
 
     def _theirs(self) -> dict[str, int]:
         """The rounds that others are in, as far as is known, and as far as two of them say so, where two are there."""
         rounds = {
-            name: min(self.rounds, max(courier.standing.round, self.mailbox.furthest(name)))
+            name: min(self.rounds, max(courier.contact.round, self.mailbox.furthest(name)))
             for name, courier in self.couriers.items()
         }
         known = sorted((round for round in rounds.values() if round), reverse=True)
@@ -226,8 +223,7 @@ class Peer(Desk):
             if self.name in teachers:
                 self.couriers[student].send(round, payload)
         self._sent = round
-        device = resolve_device(self.config.run.device)
-        inbox = [signal.to(device) for signal in self._hear(round, stop)]
+        inbox = [signal.to(self._device) for signal in self._hear(round, stop)]
         self.residents.receive({self.name: inbox}, round)
 
     def _hear(self, round: int, stop: Callable[[], bool]) -> Sequence[Posteriors]:
@@ -240,7 +236,7 @@ class Peer(Desk):
             if stop():
                 raise _Stopped
             waited = [name for name in expected if name not in self._absent]
-            here = self.mailbox.collect(round, min(deadline, time.monotonic() + 0.5), waited)
+            here = self.mailbox.collect(round, min(deadline, time.monotonic() + 0.5), set(waited).issubset)
             heard = {signal.sender for signal in here}
             if heard.issuperset(waited) or time.monotonic() >= deadline or self._left_behind():
                 missing = [name for name in waited if name not in heard]
@@ -255,18 +251,19 @@ class Peer(Desk):
     ) -> Sequence[Posteriors]:
         """Waits until enough are heard; others may be away for long, so what there is is saved meanwhile."""
         began, paused = time.monotonic(), False
-        while True:
-            wanted = min(self.timing.quorum, sum(name not in self._finished for name in expected))
-            if len(here) >= wanted or self._left_behind():
-                break
+
+        def enough(heard: set[str]) -> bool:
+            return len(heard) >= min(self.timing.quorum, sum(name not in self._finished for name in expected))
+
+        while not enough({signal.sender for signal in here}) and not self._left_behind():
             if stop():
                 raise _Stopped
             patient = self.timing.below_quorum == "wait" and time.monotonic() - began < self.timing.patience
             if not paused and not patient:
                 paused = True
-                log.warning("paused in round %d: %d of %d peers are heard", round, len(here), wanted)
+                log.warning("paused in round %d: only %d peers are heard", round, len(here))
                 self._checkpoint()
-            here = self.mailbox.collect(round, time.monotonic() + 0.5, enough=wanted)
+            here = self.mailbox.collect(round, time.monotonic() + 0.5, enough)
         if paused:
             log.info("goes on in round %d", round)
         return here
@@ -274,7 +271,7 @@ class Peer(Desk):
     # What is kept
 
     def _arrive(self) -> None:
-        self.keeper.arrive(self.round, sum(courier.standing.bytes for courier in self.couriers.values()))
+        self.keeper.arrive(self.round, sum(courier.contact.bytes for courier in self.couriers.values()))
         if self.round < self.rounds and self.keeper.checkpoint_is_due(self.round):
             self._checkpoint()
 
@@ -290,7 +287,7 @@ class Peer(Desk):
             self.mailbox.enter(self.round + 1)
 
     def _finish(self) -> None:
-        sent = {name: courier.standing.bytes for name, courier in self.couriers.items()}
+        sent = {name: courier.contact.bytes for name, courier in self.couriers.items()}
         refused = {f"{name}: {why}": count for (name, why), count in sorted(self.mailbox.refused.items())}
         self.keeper.finish(self.round, {"skipped": self.skipped, "bytes": sent, "refused": refused})
 

@@ -18,7 +18,7 @@ from fedh2l.domain import Samples
 from fedh2l.errors import RunError
 from fedh2l.federation import Federation
 from fedh2l.ledger import Ledger
-from fedh2l.messages import Posteriors
+from fedh2l.messages import Posteriors, encoded_size
 from fedh2l.metrics import count_correct
 from fedh2l.models.saved import load_model
 from fedh2l.peer import certificates
@@ -34,7 +34,7 @@ from fedh2l.standing import Standing
 from fedh2l.toml import toml_key, toml_value
 from fedh2l.trainer import torch_settings
 
-HOST = "127.0.0.1"
+FEDERATION, HOST = "rehearsal", "127.0.0.1"
 PEER, LOG = "peer.toml", "peer.log"
 POLL = 0.05
 
@@ -125,9 +125,9 @@ class Rehearsal:
             r for r in range(1, config.run.rounds + 1) if r % config.run.eval_every == 0 or r == config.run.rounds
         ]
         with torch_settings(config.run):
-            for round in rounds:
-                counts = {n: _right(directories[n], n, f"round-{round}", [validation])[0] for n in self.names}
-                standing.take(counts, round)
+            for taken in rounds:
+                counts = {n: _right(directories[n], n, f"round-{taken}", [validation])[0] for n in self.names}
+                standing.take(counts, taken)
             best = dict(zip(self.names, standing.best_rounds(), strict=True))
             last = [_right(directories[n], n, "last", tests) for n in self.names]
             chosen = (
@@ -135,10 +135,10 @@ class Rehearsal:
                 if config.run.selection == "best"
                 else last
             )
-        taken = list(best.values()) if config.run.selection == "best" else [config.run.rounds] * len(self.names)
+        when = list(best.values()) if config.run.selection == "best" else [config.run.rounds] * len(self.names)
         totals = [len(test) for test in tests]
         shares = [100 * right / len(validation) for right in standing.validated(config.run.selection)]
-        results = node_results(self.names, [node.model_name for node in nodes], chosen, last, totals, taken, shares)
+        results = node_results(self.names, [node.model_name for node in nodes], chosen, last, totals, when, shares)
         averages, averages_last = summarise(results)
         conflicts = [entry["conflicts"] for entry in said.values()]
         return Result(
@@ -152,7 +152,7 @@ class Rehearsal:
             matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in chosen],
             bytes=self._ledger(said).summary(config.run.rounds),
             conflict_rate=sum(c for c, _ in conflicts) / max(sum(n for _, n in conflicts), 1),
-            seconds=round_to(seconds),
+            seconds=round(seconds, 3),
         )
 
     def _ledger(self, said: Mapping[str, Mapping[str, Any]]) -> Ledger:
@@ -163,7 +163,7 @@ class Rehearsal:
             start, end = self.bundle.ranges[name]
             rows = min(method.public_batch_rows(self.config.run.batch_size), end - start)
             payload = Posteriors.payload_size_of((rows, classes), True)
-            size = payload + Posteriors.header_size()
+            size = encoded_size("posteriors", "float32", (rows, classes))
             for other, sent in said[name]["bytes"].items():
                 if sent:
                     ledger.edges[f"{name}->{other}"] += sent
@@ -172,14 +172,6 @@ class Rehearsal:
             heard = [r for r in sends if any(name in t for t in method.teachers(roster, r).values())]
             ledger.multicast += size * len(heard)
         return ledger
-
-
-FEDERATION = "rehearsal"
-
-
-def round_to(seconds: float) -> float:
-    """As results tell time."""
-    return round(seconds, 3)
 
 
 def _right(directory: RunDirectory, name: str, which: str, sets: Sequence[Samples]) -> list[int]:

@@ -38,8 +38,10 @@ SLACK = 4096
 """Bytes beyond the largest message that are still read, so that what is too large can be measured and logged."""
 AT_ONCE = 2
 """Calls of one member that are answered at a time."""
-READING = 10.0
-"""Seconds in which a caller says what it wants."""
+ALIVE = 20.0
+"""Seconds of silence after which a connection is asked whether anybody is still there."""
+ROUND = "fedh2l-round"
+"""Under which the round of a peer stands beside its refusal of a signal."""
 
 
 class PeerRefusedError(FedH2LError):
@@ -52,7 +54,6 @@ class Circle:
     def __init__(self, identity: Identity, charter: Charter, revoked: Path | None = None) -> None:
         self.identity, self.charter = identity, charter
         self.authority = x509.load_pem_x509_certificate(identity.authority)
-        self._revoked_path = revoked
         self._revoked = Revocations(self.authority, revoked)
         if identity.about.name not in charter.names:
             raise PeerRefusedError(f"this peer's certificate is that of '{identity.about.name}', who is not a member")
@@ -64,10 +65,6 @@ class Circle:
     def name(self) -> str:
         """Of this peer."""
         return self.identity.about.name
-
-    def reload(self) -> None:
-        """Reads the list of what is revoked again."""
-        self._revoked = Revocations(self.authority, self._revoked_path)
 
     def refusal(self, der: bytes, name: str) -> str | None:
         """Why a certificate is not that of the member of this name, or None."""
@@ -107,12 +104,16 @@ class Desk(ABC):
         """To a handshake; raises `PeerRefusedError` if there can be none."""
 
     @abstractmethod
-    def taught(self, caller: str, posteriors: bytes) -> int:
-        """To a signal: the round that this peer is in; raises `Refused` if it is not used."""
+    def present(self) -> int:
+        """The round that this peer is in."""
 
     @abstractmethod
-    def left(self, caller: str, goodbye: pb.Goodbye) -> int:
-        """To a goodbye: the round that this peer is in."""
+    def taught(self, caller: str, posteriors: bytes) -> None:
+        """Takes a signal; raises `Refused` if it is not used."""
+
+    @abstractmethod
+    def left(self, caller: str, goodbye: pb.Goodbye) -> None:
+        """Takes a goodbye."""
 
     @abstractmethod
     def turned_away(self, why: str) -> None:
@@ -157,12 +158,18 @@ class Listener:
     """The server of a peer."""
 
     def __init__(self, circle: Circle, desk: Desk, address: str, largest: int) -> None:
-        options = [("grpc.max_receive_message_length", largest + SLACK), ("grpc.so_reuseport", 0)]
+        options = [
+            ("grpc.max_receive_message_length", largest + SLACK),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", int(1000 * ALIVE)),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
         self._circle, self._desk = circle, desk
         self._free = {name: threading.Semaphore(AT_ONCE) for name in circle.charter.names}
         threads = 4 + AT_ONCE * len(self._free)  # no member can keep all of them busy
         pool = ThreadPoolExecutor(threads, "fedh2l-answers")
-        self._server = grpc.server(pool, [_Handlers(self._methods())], options=options)
+        handlers = grpc.method_handlers_generic_handler(SERVICE, self._methods())
+        self._server = grpc.server(pool, [handlers], options=options)
         identity = circle.identity
         pair = [(identity.key, identity.certificate)]
         credentials = grpc.ssl_server_credentials(pair, identity.authority, require_client_auth=True)
@@ -183,8 +190,8 @@ class Listener:
         desk = self._desk
         return {
             "Greet": self._handler(pb.Hello, desk.greeted),
-            "Teach": self._handler(pb.Signal, lambda who, s: pb.Receipt(round=desk.taught(who, s.posteriors))),
-            "Leave": self._handler(pb.Goodbye, lambda who, g: pb.Receipt(round=desk.left(who, g))),
+            "Teach": self._handler(pb.Signal, lambda who, signal: desk.taught(who, signal.posteriors)),
+            "Leave": self._handler(pb.Goodbye, desk.left),
         }
 
     def _handler(self, kind: Any, answer: Callable[[str, Any], Any]) -> Any:
@@ -206,36 +213,24 @@ class Listener:
         return grpc.stream_unary_rpc_method_handler(handle)
 
     def _answered(self, caller: str, requests: Iterator[bytes], context: Any, kind: Any, answer: Any) -> bytes:
-        hurry = threading.Timer(READING, context.cancel)
-        hurry.start()
-        try:
-            request = next(requests, b"")
-        finally:
-            hurry.cancel()
+        request = next(requests, b"")
         try:
             message = kind.FromString(request)
         except DecodeError as error:
             self._desk.turned_away(f"'{caller}' sent {len(request)} bytes that are not a {kind.__name__}: {error}")
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}")
         try:
-            reply: bytes = answer(caller, message).SerializeToString()
+            said = answer(caller, message)
         except PeerRefusedError as refused:
             self._desk.turned_away(str(refused))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         except Refused as refused:
+            context.set_trailing_metadata(((ROUND, str(self._desk.present())),))
             early = refused.reason is Reason.FUTURE  # then it may be sent again
             code = grpc.StatusCode.ABORTED if early else grpc.StatusCode.INVALID_ARGUMENT
             context.abort(code, f"{refused.reason}: {refused}")
+        reply: bytes = (said or pb.Receipt(round=self._desk.present())).SerializeToString()
         return reply
-
-
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, methods: dict[str, Any]) -> None:
-        self._methods = {f"/{SERVICE}/{name}": handler for name, handler in methods.items()}
-
-    def service(self, call: Any) -> Any:
-        """The handler of a method, if there is one."""
-        return self._methods.get(call.method)
 
 
 class Line:
@@ -263,10 +258,10 @@ class Line:
         ask = self._channel.unary_unary(f"/{SERVICE}/{method}", type(message).SerializeToString, reply.FromString)
         return ask(message, timeout=timeout)
 
-    def greet(self, agreed: Agreed, round: int, timeout: float) -> pb.Hello:
+    def greet(self, agreed: Agreed, hello: pb.Hello, timeout: float) -> pb.Hello:
         """Shakes hands; raises `PeerRefusedError` if the two have not agreed on the same."""
         try:
-            answer: pb.Hello = self.call("Greet", agreed.hello(self.me, round), pb.Hello, timeout)
+            answer: pb.Hello = self.call("Greet", hello, pb.Hello, timeout)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
                 raise PeerRefusedError(f"'{self.member}' refuses this peer: {error.details()}") from None
