@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from conftest import MLPS, TINY, train
+from fedh2l.cli.extras import needs
 from fedh2l.config import load_config
 from fedh2l.errors import ConfigError
 from fedh2l.peer import fedh2l_pb2 as pb
@@ -274,3 +275,9 @@ def test_an_empty_secret_is_none(tmp_path):
     (made.folder / "M0" / "keys" / "secret").write_text("")
     with pytest.raises(ConfigError, match="too short to be a secret"):
         load_peer(made.folder / "M0" / PEER)
+
+
+def test_without_what_it_needs_the_message_says_what_to_install():
+    needs("peer", "torch.nn")
+    with pytest.raises(ConfigError, match=r"this needs no_such.module and nor_this; pip install 'fedh2l\[peer\]'"):
+        needs("peer", "torch", "no_such.module", "nor_this")
