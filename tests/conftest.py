@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,23 @@ def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, **options)
 
     return call
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes a federation of real peers, as processes; `town.py`."""
+    from fedh2l.peer.charter import Timing
+    from town import Town, rehearsal
+
+    made: list[Town] = []
+
+    def make(*changes: str, **timing: Any) -> Town:
+        made.append(Town(rehearsal(tmp_path / f"town{len(made)}", *changes, timing=Timing(**timing))))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 def train(federation: Federation, folder: Path, callbacks: Sequence[Callback] = ()) -> Any:

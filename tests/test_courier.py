@@ -12,8 +12,9 @@ from fedh2l.peer import courier as couriers
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditError, AuditLog, audit
 from fedh2l.peer.courier import QUEUE, Courier
+from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.mailbox import Reason, Refused
-from fedh2l.peer.transport import Agreed, Line, Listener
+from fedh2l.peer.transport import Line, Listener
 from test_bundle import CLASSES
 from test_transport import LARGEST, Town
 
@@ -42,13 +43,14 @@ def town(tmp_path):
 
 def hire(town, name="b", agreed=None) -> tuple[Courier, AuditLog]:
     log = AuditLog(town.folder / f"audit-{name}", name, "zoo", town.identity(name).signer)
-    made = Courier(Line(town.circle(name), "a", town.address), agreed or town.desk.agreed, log, lambda: 3)
+    agreed = agreed or town.desk.agreed
+    made = Courier(Line(town.circle(name), "a", town.address), agreed, log, lambda: agreed.hello(name, 3))
     made.start()
     return made, log
 
 
 def reopen(town) -> None:
-    town.listener = Listener(town.circle("a"), town.desk, town.address, LARGEST)
+    town.listener = Listener(town.circle("a"), town.desk, town.address, LARGEST, "abc")
     town.listener.start()
 
 
@@ -59,12 +61,13 @@ def test_signals_arrive_in_order_and_are_on_record(town):
     assert town.desk.heard == [("b", bytes([round])) for round in range(1, 6)]
     until(lambda: town.courier.contact.sent == 5)
     contact = town.courier.contact
-    assert (contact.state, contact.round, contact.sent, contact.bytes, contact.dropped) == ("up", 5, 5, 5, 0)
+    assert (contact.state, contact.round, contact.sent, contact.dropped) == ("up", 5, 5, 0)
+    assert town.audit.sent == {"a": 5}
     town.courier.close(pb.Goodbye(round=5, finished=True), 5)
     assert town.desk.heard[-1] == ("b", 5)
     report = audit(town.folder / "audit-b")
     assert report.problems == []
-    assert report.messages == {"greeting": 1, "posteriors": 5, "goodbye": 1}
+    assert report.messages == {"greeting": 1, "posteriors": 5, "head": 1, "goodbye": 1}
 
 
 def test_sending_never_waits(town):
@@ -102,7 +105,7 @@ def test_a_peer_that_was_never_there_yet(tmp_path):
 
 
 def test_who_has_agreed_on_something_else_is_told_and_may_mend_it(town):
-    other = Agreed.of(town.read(rounds=100, seed=9), CLASSES)
+    other = Agreed.of([town.read(rounds=100, seed=9)], CLASSES)
     courier, _ = hire(town, "c", other)
     courier.send(1, b"x")
     until(lambda: courier.contact.state == "refused")

@@ -27,18 +27,27 @@ def labels(sender: str, round: int) -> torch.Tensor:
     return torch.tensor([(ord(sender) + round + i) % CLASSES for i in range(ROWS)])
 
 
+class Always:
+    """Terms that never change, with labels that tests can work out."""
+
+    first, roster, names = 1, ROSTER, ROSTER.names
+    labels = staticmethod(labels)
+
+    def __init__(self, method: FedH2L) -> None:
+        self.teachers, self.exchanges, self.all = lambda round: method.teachers(ROSTER, round), method.exchanges, [self]
+
+    def at(self, round: int) -> Always:
+        return self
+
+    def shape(self, sender: str) -> tuple[int, int]:
+        return ROWS, CLASSES
+
+    def largest(self, sender: str) -> int:
+        return len(data(signal(sender)))
+
+
 def mailbox(name: str = "a", staleness: int = 0, **method) -> Mailbox:
-    made = FedH2L(**method)
-    return Mailbox(
-        name,
-        ROSTER,
-        lambda round: made.teachers(ROSTER, round),
-        lambda sender: ROWS,
-        CLASSES,
-        labels,
-        made.exchanges,
-        staleness,
-    )
+    return Mailbox(name, Always(FedH2L(**method)), staleness)
 
 
 def signal(sender: str = "b", round: int = 1, seed: int = 0) -> Posteriors:

@@ -17,8 +17,10 @@ from fedh2l.peer import certificates
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.authority import Authority
 from fedh2l.peer.charter import Charter
+from fedh2l.peer.circle import PeerRefusedError, Sealed
+from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.mailbox import Reason, Refused
-from fedh2l.peer.transport import SERVICE, SLACK, Agreed, Circle, Desk, Line, Listener, PeerRefusedError
+from fedh2l.peer.transport import SERVICE, SLACK, Desk, Line, Listener
 from test_bundle import CLASSES
 from test_pki import join
 
@@ -32,7 +34,7 @@ class Answers(Desk):
         self.agreed, self.heard, self.refused = agreed, [], []
 
     def greeted(self, caller, hello):
-        self.agreed.check(caller, hello)
+        self.agreed.check(caller, hello, 5)
         return self.agreed.hello("a", 5)
 
     def taught(self, caller, posteriors):
@@ -42,6 +44,9 @@ class Answers(Desk):
 
     def left(self, caller, goodbye):
         self.heard.append((caller, goodbye.round))
+
+    def told(self, caller, head):
+        self.heard.append((caller, head.length))
 
     def present(self):
         return 5
@@ -59,8 +64,8 @@ class Town:
         for name in "abc":
             self.join(name)
         self.charter = self.read(rounds=100)
-        self.desk = Answers(Agreed.of(self.charter, CLASSES))
-        self.listener = Listener(self.circle("a"), self.desk, "127.0.0.1:0", LARGEST)
+        self.desk = Answers(Agreed.of([self.charter], CLASSES))
+        self.listener = Listener(self.circle("a"), self.desk, "127.0.0.1:0", LARGEST, "abc")
         self.listener.start()
         self.address = f"127.0.0.1:{self.listener.port}"
 
@@ -78,8 +83,8 @@ class Town:
         own = self.folder / name
         return certificates.Identity.load(own / "node.pem", own / "node.key", self.folder / root / "ca.pem")
 
-    def circle(self, name, charter=None) -> Circle:
-        return Circle(self.identity(name), charter or self.charter, self.folder / "authority" / "revoked.pem")
+    def circle(self, name, charter=None) -> Sealed:
+        return Sealed(self.identity(name), (charter or self.charter).pins, self.folder / "authority" / "revoked.pem")
 
     def line(self, name, address=None, charter=None, member="a") -> Line:
         line = Line(self.circle(name, charter), member, address or self.address)
@@ -248,19 +253,19 @@ def test_nobody_there(town):
 def hello(agreed, **changes) -> bytes:
     message = agreed.hello("b", 1)
     for key, value in changes.items():
-        setattr(message, key, value)
+        setattr(message if key in ("protocol", "name") else message.agreements[0], key, value)
     return message.SerializeToString()
 
 
 def test_who_has_agreed_on_something_else(town):
-    other = Agreed.of(town.read(rounds=100, seed=9, method={"name": "fedh2l", "kl": False}), CLASSES)
+    other = Agreed.of([town.read(rounds=100, seed=9, method={"name": "fedh2l", "kl": False})], CLASSES)
     code, details = refused(town, "b", "Greet", hello(other))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     for side in (details, town.desk.refused[0]):
         assert "method.kl: True here, False there; seed: 0 here, 9 there" in side
     with pytest.raises(PeerRefusedError, match=r"'a' refuses this peer: .*seed: 0 here, 9 there"):
         town.greet("b", other, 1)
-    other_set = Agreed.of(town.read(rounds=100, seedset="1" * 64), CLASSES)
+    other_set = Agreed.of([town.read(rounds=100, seedset="1" * 64)], CLASSES)
     assert "seedset: '000" in refused(town, "b", "Greet", hello(other_set))[1]
 
 
@@ -307,7 +312,7 @@ def test_noise_on_the_port_changes_nothing(town, caplog):
 
 def test_a_port_that_is_taken(town):
     with pytest.raises(PeerRefusedError, match="cannot listen on"):
-        Listener(town.circle("a"), town.desk, town.address, LARGEST)
+        Listener(town.circle("a"), town.desk, town.address, LARGEST, "abc")
 
 
 def test_who_calls_and_says_nothing_holds_up_nobody_else(town):

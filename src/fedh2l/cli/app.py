@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from fedh2l.cli import audit, bench, commands, peer, pki, roster, run, seedset
+from fedh2l.cli import audit, bench, commands, peer, pki, roster, run, seedset, status
 from fedh2l.cli.console import err, show_error
 from fedh2l.errors import FedH2LError
 from fedh2l.version import __version__
@@ -38,6 +38,7 @@ app.add_typer(roster.app, name="roster")
 app.command()(audit.audit)
 app.command()(peer.peer)
 app.command()(peer.rehearse)
+app.command()(status.status)
 
 
 def _version(wanted: bool) -> None:

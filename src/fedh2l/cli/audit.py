@@ -24,12 +24,7 @@ def audit(
     from fedh2l.peer import audit as audits
     from fedh2l.peer.certificates import read_certificate
 
-    heads = []
-    for file in witness or ():
-        try:
-            heads += [audits.Head.from_json(line) for line in file.read_text().splitlines() if line]
-        except OSError as error:
-            raise audits.AuditError(f"cannot read '{file}': {error.strerror}") from error
+    heads = [head for file in witness or () for head in audits.read_heads(file)]
     key = read_certificate(certificate).public_key() if certificate else None
     if heads and key is None:
         notice("Without --certificate, what witnesses say is not known to be this node's word.")
@@ -52,4 +47,9 @@ def audit(
         raise typer.Exit(1)
 
 
-WORDS = {"posteriors": "posteriors on public data", "greeting": "greetings", "goodbye": "goodbyes"}
+WORDS = {
+    "posteriors": "posteriors on public data",
+    "greeting": "greetings",
+    "head": "signed heads of this record",
+    "goodbye": "goodbyes",
+}

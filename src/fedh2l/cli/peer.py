@@ -10,37 +10,48 @@ import typer
 
 from fedh2l.cli.console import err, notice, print_json
 from fedh2l.cli.extras import needs
+from fedh2l.cli.logs import LogFormat, use_format
 from fedh2l.cli.run import SetOption
 from fedh2l.config import load_config
 from fedh2l.reporting.tables import result_table, traffic
 from fedh2l.rundir import CONFIG, RunDirectory
 from fedh2l.signals import on_interrupt
 
-MODULES = ("cryptography", "grpc", "google.protobuf")
+log = logging.getLogger("fedh2l.peer")
+
+MODULES = ("cryptography", "grpc", "google.protobuf", "grpc_health", "prometheus_client")
 
 
-def peer(path: Annotated[Path, typer.Argument(metavar="PEER.toml")] = Path("peer.toml")) -> None:
+def peer(
+    path: Annotated[Path, typer.Argument(metavar="PEER.toml")] = Path("peer.toml"),
+    log_format: Annotated[LogFormat, typer.Option(help="How the log is written.")] = LogFormat.TEXT,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without certificates, among peers on this machine alone.")
+    ] = False,
+) -> None:
     """Run this organisation's peer: train its node, exchange posteriors with the others, until the last round."""
     needs("peer", *MODULES)
     from fedh2l.peer.peer import Peer
     from fedh2l.peer.settings import load_peer
 
-    config = load_peer(path)
-    if config.identity.ends_soon:
-        notice(f"The certificate ends on {config.identity.about.until:%Y-%m-%d}: renew it.")
+    config = load_peer(path, insecure)
+    use_format(log_format, config.name)
+    if insecure:
+        log.warning("no certificates are used: whoever is on this machine can take part, as anybody")
+    elif config.identity is not None and config.identity.ends_soon:
+        log.warning("the certificate ends on %s: renew it", f"{config.identity.about.until:%Y-%m-%d}")
     out = config.path(config.settings.out)
     directory = RunDirectory.open(out) if (out / CONFIG).exists() else RunDirectory.claim(out, config.text)
     if directory.result() is not None:
-        notice(f"'{config.name}' has already done its last round; its models are in {out}")
+        log.warning("'%s' has already done its last round; its models are in %s", config.name, out)
         return
-    logging.getLogger("fedh2l.peer").setLevel(logging.INFO)
     asked: list[bool] = []
     with directory.locked(), on_interrupt(lambda: asked.append(True)):
         finished = Peer(config, directory).run(lambda: bool(asked))
     if finished:
-        err.print(f"'{config.name}' is done; its models are in {out}", soft_wrap=True)
+        log.info("'%s' is done; its models are in %s", config.name, out)
     else:
-        notice(f"'{config.name}' has stopped and is saved. Start it again to go on.")
+        log.warning("'%s' has stopped and is saved. Start it again to go on.", config.name)
 
 
 def rehearse(

@@ -2,7 +2,7 @@
 
 from fedh2l.messages.base import Encoding, Kind, Message
 from fedh2l.messages.kinds import KINDS, Features, Gradients, Logits, Parameters, Posteriors, Scalars, Vector
-from fedh2l.messages.wire import SERVER, decode, encode, encoded_size
+from fedh2l.messages.wire import SERVER, decode, encode, encoded_size, round_of
 
 __all__ = [
     "KINDS",
@@ -20,4 +20,5 @@ __all__ = [
     "decode",
     "encode",
     "encoded_size",
+    "round_of",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,14 +50,23 @@ def encode(message: Message, roster: Roster) -> bytes:
     return header + b"".join(array.astype(item).tobytes() for array, item in zip(arrays, types, strict=True))
 
 
+def round_of(data: bytes) -> int:
+    """The round that the header of a message names, before anything else in it is looked at."""
+    return int(_header(data)[6])
+
+
+def _header(data: bytes) -> tuple[Any, ...]:
+    if len(data) < HEADER.size:
+        raise MessageError(f"{len(data)} bytes are shorter than a header")
+    return HEADER.unpack_from(data)
+
+
 def decode(data: bytes, roster: Roster) -> Message:
     """The tensor form of `data`; whatever is not a well-formed message of this federation raises `MessageError`.
 
     What the values are worth is for `faults` to say.
     """
-    if len(data) < HEADER.size:
-        raise MessageError(f"{len(data)} bytes are shorter than a header")
-    magic, schema, code, encoding, digest, place, round, rows, columns, flags = HEADER.unpack_from(data)
+    magic, schema, code, encoding, digest, place, round, rows, columns, flags = _header(data)
     if magic != MAGIC:
         raise MessageError("not a fedh2l message")
     if schema != SCHEMA:

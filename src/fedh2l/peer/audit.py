@@ -27,6 +27,8 @@ from fedh2l.peer.certificates import now
 
 START = "start"
 """The kind of the first line."""
+SIGNAL = "posteriors"
+"""The kind of a line for a teaching signal."""
 TORN = "torn"
 """The kind of a line that closes one which was not written to its end."""
 
@@ -79,6 +81,22 @@ class Head:
             raise AuditError(f"not the head of an audit log: {text[:80]!r}") from error
 
 
+def read_heads(path: Path) -> list[Head]:
+    """What a witness kept; a line that was not written to its end is passed over."""
+    heads = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuditError(f"cannot read '{path}': {error}") from error
+    for line in lines:
+        try:
+            heads.append(Head.from_json(line))
+        except AuditError:
+            if line.endswith("}"):
+                raise
+    return heads
+
+
 def _signed(node: str, length: int, last: str) -> bytes:
     return f"fedh2l-audit-1\n{node}\n{length}\n{last}".encode()
 
@@ -93,9 +111,12 @@ class AuditLog:
         complete = _parsed(torn)
         only_its_end = isinstance(complete, dict) and line_hash(complete) == complete.get("hash")
         self._length, self._last = 0, ""
+        self.sent: Counter[str] = Counter()
+        """Bytes of signals to each of the others, since the first line."""
         for entry in [*whole, complete] if only_its_end else whole:
             if isinstance(entry, dict):
                 self._length, self._last = self._length + 1, str(entry.get("hash", ""))
+                self._count(entry)
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
@@ -106,6 +127,10 @@ class AuditLog:
             self._append({"kind": TORN, "bytes": len(torn), "sha256": hashlib.sha256(torn).hexdigest()})
         if self._length == 0:
             self._append({"kind": START, "node": node, "federation": federation})
+
+    def _count(self, entry: dict[str, Any]) -> None:
+        if entry.get("kind") == SIGNAL and isinstance(entry.get("bytes"), int):
+            self.sent[str(entry.get("peer"))] += entry["bytes"]
 
     def record(self, kind: str, peer: str, round: int, payload: bytes) -> None:
         """Notes what is about to be sent; a line is there before the message leaves."""
@@ -130,6 +155,7 @@ class AuditLog:
         except OSError as error:
             raise AuditError(f"cannot note what is sent, so nothing is: {error.strerror}") from error
         self._length, self._last = self._length + 1, entry["hash"]
+        self._count(entry)
 
     def head(self) -> Head:
         """As it is now, on the disk for good."""

@@ -46,6 +46,9 @@ class Timing(Section):
         "peer is saved, still answers, and goes on when enough are back",
     )
     patience: float = Field(600.0, gt=0, le=2**31, description="seconds that are waited below quorum")
+    linger: float = Field(
+        60.0, ge=0, le=2**31, description="seconds that a peer which is done stays for those who are not"
+    )
     staleness: int = Field(5, ge=0, description="how many rounds old a signal may be, when asynchronous")
 
 
@@ -54,7 +57,7 @@ class Member(Section):
 
     name: str = Field(description="its name, as in its certificate")
     address: str = Field(description="where others reach it: host:port")
-    pin: str = Field(description="of its public key, as `fedh2l pki show` prints it: sha256//…")
+    pin: str | None = Field(None, description="of its public key, as `fedh2l pki show` prints it: sha256//…")
 
     @field_validator("name")
     @classmethod
@@ -70,7 +73,9 @@ class Member(Section):
 
     @field_validator("pin")
     @classmethod
-    def _is_pin(cls, pin: str) -> str:
+    def _is_pin(cls, pin: str | None) -> str | None:
+        if pin is None:
+            return None
         kind, _, hashed = pin.partition("//")
         try:
             size = len(base64.b64decode(hashed, validate=True))
@@ -163,8 +168,8 @@ class Charter:
 
     @property
     def pins(self) -> dict[str, str]:
-        """By name."""
-        return {member.name: member.pin for member in self.members}
+        """By name, of those that have one."""
+        return {member.name: member.pin for member in self.members if member.pin is not None}
 
     def check_bundle(self, bundle: Bundle) -> None:
         """Refuses a seed set that is not the agreed one."""
@@ -242,21 +247,18 @@ def _said(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def in_force(versions: Sequence[Charter], round: int) -> Charter:
-    """The version that holds in a round."""
-    return [version for version in versions if version.agreement.from_round <= round][-1]
-
-
 def check_versions(versions: Sequence[Charter]) -> None:
-    """Refuses versions of a roster that do not follow each other."""
+    """Refuses versions of a roster that do not follow each other; whoever joins later need not hold the first."""
     first = versions[0].agreement
-    if first.from_round != 1:
+    if first.version == 1 and first.from_round != 1:
         raise ConfigError(f"the first version of a roster holds from round 1, not {first.from_round}")
     for before, after in pairwise(versions):
         old, new = before.agreement, after.agreement
-        for key in ("federation", "seed"):
+        for key in ("federation", "seed", "batch_size"):
             if getattr(old, key) != getattr(new, key):
                 raise ConfigError(f"version {new.version} of the roster has another {key} than version {old.version}")
+        if (before.method.title, before.method) != (after.method.title, after.method):
+            raise ConfigError(f"version {new.version} of the roster has another method than version {old.version}")
         if new.version != old.version + 1 or new.from_round <= old.from_round:
             raise ConfigError(
                 f"version {new.version} from round {new.from_round} does not follow version {old.version} from round "

@@ -14,8 +14,10 @@ from typing import Literal
 import grpc
 
 from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.audit import AuditError, AuditLog
-from fedh2l.peer.transport import ROUND, Agreed, Line, PeerRefusedError
+from fedh2l.peer.audit import SIGNAL, AuditError, AuditLog
+from fedh2l.peer.circle import PeerRefusedError
+from fedh2l.peer.handshake import Agreed
+from fedh2l.peer.transport import ROUND, Line
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -41,9 +43,10 @@ class Contact:
     reason: str = ""
     round: int = 0
     """That the peer is in, as it said last."""
+    finished: bool = False
+    """Whether it has done its last round, as it said when it was met."""
     sent: int = 0
     """Signals that it has taken."""
-    bytes: int = 0
     dropped: int = 0
     """Signals that it never got: it was away for too long, or would not take them."""
 
@@ -51,12 +54,12 @@ class Contact:
 class Courier:
     """A thread that takes signals to a member as long as they are of use."""
 
-    def __init__(self, line: Line, agreed: Agreed, audit: AuditLog, round: Callable[[], int]) -> None:
+    def __init__(self, line: Line, agreed: Agreed, audit: AuditLog, hello: Callable[[], pb.Hello]) -> None:
         self.contact = Contact()
-        self._line, self._agreed, self._audit, self._round = line, agreed, audit, round
+        self._line, self._agreed, self._audit, self._hello = line, agreed, audit, hello
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._changed = threading.Condition()
-        self._connected = False
+        self._connected = self._head_due = self._woken = False
         self._closing: pb.Goodbye | None = None
         self._until = 0.0
         self._thread = threading.Thread(target=self._work, name=f"fedh2l-to-{line.member}", daemon=True)
@@ -73,14 +76,35 @@ class Courier:
                 self._drop()
             self._changed.notify_all()
 
+    def wake(self) -> None:
+        """The other has just shown that it is there: no need to wait for the next attempt."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def tell_head(self) -> None:
+        """Has the other told how long this peer's audit log is, when there is a connection."""
+        with self._changed:
+            self._head_due = True
+            self._changed.notify_all()
+
     def close(self, goodbye: pb.Goodbye, seconds: float) -> None:
         """Takes what still waits, says goodbye, and ends; within so long. Once it has ended, this does nothing."""
-        if not self._thread.is_alive():
-            return
+        until = time.monotonic() + seconds
+        self.ask_to_end(goodbye, until)
+        self.join(until)
+
+    def ask_to_end(self, goodbye: pb.Goodbye, until: float) -> None:
+        """The first half of `close`, which does not wait; `until` is a time of `time.monotonic()`."""
         with self._changed:
-            self._closing, self._until = goodbye, time.monotonic() + seconds
-            self._changed.notify_all()
-        self._thread.join(seconds + 1)
+            if self._closing is None:
+                self._closing, self._until = goodbye, until
+                self._changed.notify_all()
+
+    def join(self, until: float) -> None:
+        """The other half."""
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, until - time.monotonic()) + 1)
 
     def _drop(self) -> None:
         self._waiting.popleft()
@@ -108,7 +132,10 @@ class Courier:
         """Until the next attempt, or until this is to end; then there is time for quicker ones."""
         with self._changed:
             ending = self._closing is not None
-            self._changed.wait_for(lambda: (self._closing is not None) != ending, FIRST_PAUSE if ending else seconds)
+            self._changed.wait_for(
+                lambda: self._woken or (self._closing is not None) != ending, FIRST_PAUSE if ending else seconds
+            )
+            self._woken = False
 
     def _done(self) -> bool:
         """Whether it was asked to end, and has said goodbye or found no time to."""
@@ -119,32 +146,47 @@ class Courier:
         if self._connected:
             return
         self._line.open(TIMEOUT)
-        hello = self._agreed.hello(self._line.me, self._round())
+        hello = self._hello()
         self._audit.record("greeting", self._line.member, hello.round, hello.SerializeToString())
         answer = self._line.greet(self._agreed, hello, TIMEOUT)
         self._connected = True
         if self.contact.state != "up":
             log.info("'%s' is there, in round %d", self._line.member, answer.round)
-        self.contact = replace(self.contact, state="up", reason="", round=answer.round)
+        self.contact = replace(self.contact, state="up", reason="", round=answer.round, finished=answer.finished)
 
     def _deliver(self) -> None:
         """Takes what waits, one after the other, until there is nothing and more may come."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing is not None)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._waiting or self._head_due or self._closing is not None)
+                if not self._waiting and not self._head_due:
                     break
-                round, payload = self._waiting[0]
-            self._take(round, payload)
+                signal = self._waiting[0] if self._waiting else None
+            if signal is not None:
+                self._take(*signal)
+            else:
+                self._bear_witness()
         assert self._closing is not None
+        self._bear_witness()
         self._audit.record("goodbye", self._line.member, self._closing.round, self._closing.SerializeToString())
-        self._line.call("Leave", self._closing, pb.Receipt, max(0.1, self._until - time.monotonic()))
+        self._line.call("Leave", self._closing, pb.Receipt, self._timeout())
         self._until = 0.0
 
+    def _bear_witness(self) -> None:
+        """The other is told how long this peer's record of what it sent is now, so that it stays that long."""
+        said = self._audit.head()
+        head = pb.Head(length=said.length, hash=said.hash, signature=said.signature)
+        self._audit.record("head", self._line.member, self._hello().round, head.SerializeToString())
+        self._line.call("Witness", head, pb.Receipt, self._timeout())
+        self._head_due = False
+
+    def _timeout(self) -> float:
+        return TIMEOUT if self._closing is None else min(TIMEOUT, max(0.1, self._until - time.monotonic()))
+
     def _take(self, round: int, payload: bytes) -> None:
-        self._audit.record("posteriors", self._line.member, round, payload)
+        self._audit.record(SIGNAL, self._line.member, round, payload)
         try:
-            receipt = self._line.call("Teach", pb.Signal(posteriors=payload), pb.Receipt, TIMEOUT)
+            receipt = self._line.call("Teach", pb.Signal(posteriors=payload), pb.Receipt, self._timeout())
         except grpc.RpcError as error:
             if error.code() in REFUSED:
                 raise PeerRefusedError(f"'{self._line.member}' refuses this peer: {error.details()}") from None
@@ -167,8 +209,7 @@ class Courier:
                 if not taken:
                     self.contact = replace(self.contact, dropped=self.contact.dropped + 1)
             if taken:
-                sent, size = self.contact.sent + 1, self.contact.bytes + len(payload)
-                self.contact = replace(self.contact, sent=sent, bytes=size)
+                self.contact = replace(self.contact, sent=self.contact.sent + 1)
 
     def _hang_up(self, state: State, reason: str) -> None:
         if (self.contact.state, self.contact.reason) != (state, reason):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fedh2l.checkpoints import Checkpoint
@@ -12,7 +13,9 @@ from fedh2l.engines.residents import Residents
 from fedh2l.errors import RunError
 from fedh2l.models.saved import pack_model, probe
 from fedh2l.node import Node
+from fedh2l.peer.charter import Agreement
 from fedh2l.peer.settings import PeerConfig
+from fedh2l.peer.terms import Terms
 from fedh2l.rundir import RunDirectory
 from fedh2l.settings import resolve_device
 from fedh2l.standing import Standing
@@ -27,6 +30,8 @@ class Keeper:
     def __init__(self, config: PeerConfig, directory: RunDirectory, node: Node, residents: Residents) -> None:
         self.config, self.directory, self.node, self.residents = config, directory, node, residents
         self.standing = Standing([node.name])
+        self.summary: dict[str, float] = {}
+        """What the last evaluation found."""
         self.clock = Clock()
 
     def arrive(self, round: int, sent: int) -> None:
@@ -47,9 +52,11 @@ class Keeper:
         better = self.standing.take(self.residents.validate(), now)
         self.residents.keep_best(better)
         summary = self.standing.summary(self.residents.series(), len(self.config.domain.validation))[self.node.name]
+        self.summary = summary
         seconds = round(self.clock.seconds, 3)
         self.directory.append_metrics({"round": now, **summary, "bytes": sent, "seconds": seconds})
-        log.info("round %d: validation ACC %.1f", now, summary["validation_ACC"])
+        about = {"round": now, "validation_ACC": summary["validation_ACC"]}
+        log.info("round %d: validation ACC %.1f", now, summary["validation_ACC"], extra=about)
         if self.config.settings.snapshots:
             self._save_model(f"round-{now}", now)
 
@@ -59,22 +66,23 @@ class Keeper:
         weights = self.residents.state_dicts()[node.name]
         self.directory.write_model(node.name, which, pack_model(weights, said, node, taken, which))
 
-    def save(self, round: int, plain: dict[str, Any]) -> None:
+    def save(self, round: int, agreement: Agreement, plain: dict[str, Any]) -> None:
         """A checkpoint, with what else the peer must remember."""
         with self.clock.checkpointing():
-            known = {**plain, **self.standing.state(), "seconds": self.clock.seconds}
+            of = {"federation": agreement.federation, "seed": agreement.seed, "version": agreement.version}
+            known = {**of, **plain, **self.standing.state(), "seconds": self.clock.seconds}
             try:
                 self.directory.checkpoints.save(Checkpoint(round, self.residents.state(), known))
             except OSError as error:
                 raise RunError(f"cannot write a checkpoint after round {round}: {error}") from error
 
-    def newest(self, agreed: str) -> Checkpoint | None:
-        """Takes over the newest sound checkpoint of this agreement, if there is one."""
+    def newest(self, terms: Terms) -> Checkpoint | None:
+        """Takes over the newest sound checkpoint of what was agreed on, now or before, if there is one."""
         found = self.directory.checkpoints.newest()
         if found is None:
             return None
         _, checkpoint = found
-        if checkpoint.plain["agreed"] != agreed:
+        if not _is_of(checkpoint.plain, terms):
             raise RunError("the checkpoint is of another agreement (roster or seed set); name another peer.out")
         self.residents.restore(checkpoint.tensors)
         self.standing.restore(checkpoint.plain)
@@ -105,3 +113,12 @@ class Keeper:
                 "seconds": round(self.clock.seconds, 3),
             }
         )
+
+
+def _is_of(plain: Mapping[str, Any], terms: Terms) -> bool:
+    """Whether a checkpoint is of a version of the roster that is here, or of one before those that are."""
+    if any(term.roster.digest.hex() == plain["agreed"] for term in terms.all):
+        return True
+    first = terms.all[0].charter.agreement
+    same = (plain["federation"], plain["seed"]) == (first.federation, first.seed)
+    return same and plain["version"] < first.version

@@ -9,12 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 
-from torch import Tensor
-
 from fedh2l.errors import FedH2LError, MessageError
-from fedh2l.messages import Posteriors, decode, encoded_size
-from fedh2l.roster import Roster
-from fedh2l.topology import Graph
+from fedh2l.messages import Posteriors, decode, round_of
+from fedh2l.peer.terms import Term, Terms
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -48,34 +45,26 @@ class Refused(FedH2LError):  # noqa: N818 - an outcome rather than an error
 class Mailbox:
     """The signals that one peer was sent, by sender and round; safe to use from several threads.
 
-    `rows` is how many answers the signal of a sender holds in any round, and `labels(sender, round)` are the right
-    ones. What is kept is bounded: one signal a sender and round, within a window of rounds around the present one.
+    The terms say who is heard in a round, how many answers a signal holds, and which are the right ones. What is kept
+    is bounded: one signal a sender and round, within a window of rounds around the present one.
     """
 
     def __init__(
         self,
         name: str,
-        roster: Roster,
-        teachers: Callable[[int], Graph],
-        rows: Callable[[str], int],
-        classes: int,
-        labels: Callable[[str, int], Tensor],
-        exchanges: Callable[[int], bool],
+        terms: Terms,
         staleness: int = 0,
     ) -> None:
-        self.name, self.roster = name, roster
+        self.name, self.terms = name, terms
         self.refused: Counter[tuple[str, Reason]] = Counter()
         """How many signals of whom were dropped, and why."""
-        self._teachers, self._rows, self._classes = teachers, rows, classes
-        self._labels, self._exchanges, self._staleness = labels, exchanges, staleness
+        self.heard: Counter[str] = Counter()
+        """How many signals of whom were kept."""
+        self._staleness = staleness
         self._changed = threading.Condition()
         self._kept: dict[tuple[int, str], Posteriors] = {}
         self._seen: set[tuple[int, str]] = set()
         self._round = 1
-
-    def cap(self, sender: str) -> int:
-        """Bytes of the largest signal that a sender may send."""
-        return encoded_size("posteriors", "float32", (self._rows(sender), self._classes))
 
     def enter(self, round: int) -> None:
         """Begins a round; what is too old by now is forgotten."""
@@ -97,38 +86,41 @@ class Mailbox:
         return signal
 
     def _examined(self, sender: str, data: bytes) -> Posteriors:
-        if len(data) > self.cap(sender):
-            raise Refused(Reason.TOO_LARGE, f"{len(data)} bytes, where at most {self.cap(sender)} are agreed")
+        largest = self.terms.largest(sender)
+        if len(data) > largest:
+            raise Refused(Reason.TOO_LARGE, f"{len(data)} bytes, where at most {largest} are agreed")
         try:
-            signal = decode(data, self.roster)
+            term = self.terms.at(round_of(data)) or self.terms.all[0]
+            signal = decode(data, term.roster)
         except MessageError as error:
             raise Refused(Reason.MALFORMED, str(error)) from None
         if not isinstance(signal, Posteriors):
             raise Refused(Reason.NOT_POSTERIORS, f"it holds {signal.kind}, and only posteriors may cross")
         if signal.sender != sender:
             raise Refused(Reason.WRONG_NAME, f"it says it is from '{signal.sender}'")
-        self._check_round(signal)
-        agreed = (self._rows(sender), self._classes)
+        self._check_round(signal, term)
+        agreed = term.shape(sender)
         if signal.shape != agreed or not signal.flagged:
             raise Refused(Reason.WRONG_SHAPE, f"it has shape {signal.shape}, where {agreed} and a count were agreed")
-        flags = signal.faults(self._labels(sender, signal.round)).tolist()
+        flags = signal.faults(term.labels(sender, signal.round)).tolist()
         if any(flags):
             raise Refused(Reason.UNSOUND, f"it holds {signal.FAULTS[flags.index(True)]}")
         key = (signal.round, sender)
         with self._changed:
-            self._check_round(signal)  # time has passed, and another thread may have been quicker
+            self._check_round(signal, term)  # time has passed, and another thread may have been quicker
             self._seen.add(key)
             self._kept[key] = signal
+            self.heard[sender] += 1
             self._changed.notify_all()
         return signal
 
-    def _check_round(self, signal: Posteriors) -> None:
+    def _check_round(self, signal: Posteriors, term: Term) -> None:
         round, sender, present = signal.round, signal.sender, self._round
-        if round < max(1, present - self._staleness):
+        if round < max(term.first, present - self._staleness):
             raise Refused(Reason.PAST, f"it is of round {round}, and this is round {present}")
         if round > present + AHEAD:
             raise Refused(Reason.FUTURE, f"it is of round {round}, and this is round {present}")
-        if not self._exchanges(round) or sender not in self._teachers(round).get(self.name, ()):
+        if not term.exchanges(round) or sender not in term.teachers(round).get(self.name, ()):
             raise Refused(Reason.NOT_EXPECTED, f"'{sender}' is not heard by '{self.name}' in round {round}")
         if (round, sender) in self._seen:
             raise Refused(Reason.REPLAYED, f"a signal of round {round} was here before")
@@ -140,7 +132,7 @@ class Mailbox:
         """
         with self._changed:
             while True:
-                here = [self._kept[round, name] for name in self.roster.names if (round, name) in self._kept]
+                here = [self._kept[round, name] for name in self._members(round) if (round, name) in self._kept]
                 left = deadline - time.monotonic()
                 if enough({signal.sender for signal in here}) or left <= 0:
                     return here
@@ -148,14 +140,19 @@ class Mailbox:
 
     def newest(self, round: int) -> list[Posteriors]:
         """The newest signal of each peer that is heard, within the staleness bound, in roster order."""
+        term = self.terms.at(round)
+        oldest = max(round - self._staleness, term.first if term else 1)  # before that, of another seed set
         with self._changed:
             found = []
-            for name in self.roster.names:
+            for name in self._members(round):
                 rounds = [kept for kept, sender in self._kept if sender == name]
-                fresh = [kept for kept in rounds if round - self._staleness <= kept <= round]
+                fresh = [kept for kept in rounds if oldest <= kept <= round]
                 if fresh:
                     found.append(self._kept[max(fresh), name])
             return found
+
+    def _members(self, round: int) -> tuple[str, ...]:
+        return (self.terms.at(round) or self.terms.all[0]).roster.names
 
     def furthest(self, sender: str) -> int:
         """The furthest round that a signal of `sender` is of; 0 if there is none."""

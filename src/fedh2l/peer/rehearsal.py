@@ -45,8 +45,10 @@ class Rehearsal:
     def __init__(self, config: Config, federation: Federation, folder: Path, timing: Timing | None = None) -> None:
         self.config, self.federation, self.folder = config, federation, folder
         self.names = federation.roster.names
-        ports = _free_ports(len(self.names))
-        self.addresses = dict(zip(self.names, (f"{HOST}:{port}" for port in ports), strict=True))
+        addresses = [f"{HOST}:{port}" for port in _free_ports(2 * len(self.names))]
+        self.addresses = dict(zip(self.names, addresses, strict=False))
+        self.status = dict(zip(self.names, addresses[len(self.names) :], strict=True))
+        """Where each peer says how it is."""
         founder = Authority.found(folder / "authority", FEDERATION)
         parts = []
         for node in federation.nodes:
@@ -76,7 +78,8 @@ class Rehearsal:
         sections = config.sections()
         text = {
             "peer": {
-                "listen": self.addresses[name], "roster": "../roster.toml", "seedset": "../seedset.safetensors",
+                "listen": self.addresses[name], "status": self.status[name], "roster": "../roster.toml",
+                "seedset": "../seedset.safetensors",
                 "authority": f"../authority/{CA_CERTIFICATE}", "revoked": f"../authority/{REVOKED}",
                 "out": "run", "model": node.model, "model_args": node.model_args,
                 "domain": node.domain or name, "snapshots": True,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ConfigDict, Field
 
 from fedh2l.config import dataset
@@ -19,6 +22,8 @@ from fedh2l.optimizers import OptimizerSettings
 from fedh2l.peer.bundle import Bundle
 from fedh2l.peer.certificates import Identity, write_private
 from fedh2l.peer.charter import Charter
+from fedh2l.peer.circle import Circle, Open, Sealed, require_loopback
+from fedh2l.peer.terms import Terms, pair_up
 from fedh2l.plugins import search
 from fedh2l.section import Section
 from fedh2l.settings import RunSettings
@@ -30,8 +35,12 @@ class PeerSettings(Section):
     model_config = ConfigDict(protected_namespaces=())
 
     listen: str = Field(description="where others reach this peer: host:port, as 0.0.0.0:7443")
-    roster: str = Field("roster.toml", description="the roster that all members hold")
-    seedset: str = Field("seedset.safetensors", description="the seed set that all members hold")
+    status: str | None = Field(None, description="host:port on this machine for `fedh2l status` and health checks")
+    metrics: str | None = Field(None, description="host:port on this machine where Prometheus finds metrics")
+    roster: str | list[str] = Field("roster.toml", description="the roster that all members hold, or its versions")
+    seedset: str | list[str] = Field(
+        "seedset.safetensors", description="the seed set that all members hold, or those of the roster's versions"
+    )
     certificate: str = Field("keys/node.pem", description="this node's certificate")
     key: str = Field("keys/node.key", description="its key, which never leaves this machine")
     authority: str = Field("ca.pem", description="the authority's certificate")
@@ -41,6 +50,7 @@ class PeerSettings(Section):
     model: str = Field("lenet", description="a built-in model, or package.module:factory")
     model_args: dict[str, Any] = Field({}, description="arguments of the model")
     domain: str | None = Field(None, description="the domain of [data] that is this node's; its name if not given")
+    name: str | None = Field(None, description="this node's name, where no certificate says it (`--insecure`)")
     snapshots: bool = Field(False, description="keep the model of every evaluation, as rehearsals want")
 
 
@@ -55,9 +65,11 @@ class PeerConfig:
     settings: PeerSettings
     run: RunSettings
     optimizer: OptimizerSettings
-    charter: Charter
-    bundle: Bundle
-    identity: Identity
+    terms: Terms
+    identity: Identity | None
+    """None without certificates."""
+    name: str
+    """Of this node."""
     domain: Domain
     secret: str
     folder: Path
@@ -67,10 +79,17 @@ class PeerConfig:
         """A path of the file."""
         return self.folder / name
 
-    @property
-    def name(self) -> str:
-        """Of this node."""
-        return self.identity.about.name
+    @cached_property
+    def signer(self) -> ec.EllipticCurvePrivateKey:
+        """What this node signs with; without certificates, something that nobody knows it by."""
+        return self.identity.signer if self.identity is not None else ec.generate_private_key(ec.SECP256R1())
+
+    def circle(self) -> Circle:
+        """Who this peer speaks to."""
+        charter = self.terms.all[0].charter
+        if self.identity is None:
+            return Open(self.name, dict.fromkeys(charter.names, ""))
+        return Sealed(self.identity, charter.pins, self.revoked)
 
     @property
     def revoked(self) -> Path | None:
@@ -78,8 +97,8 @@ class PeerConfig:
         return self.path(self.settings.revoked) if self.settings.revoked else None
 
 
-def load_peer(path: Path) -> PeerConfig:
-    """From `peer.toml`."""
+def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
+    """From `peer.toml`; `insecure` is without certificates, and with addresses of this machine alone."""
     try:
         text = path.read_text(encoding="utf-8")
         raw = tomllib.loads(text)
@@ -91,31 +110,64 @@ def load_peer(path: Path) -> PeerConfig:
     folder = path.absolute().parent
     search(str(folder))
     settings = PeerSettings.read(raw.get("peer", {}), "peer")
+    for key in ("status", "metrics"):
+        address = getattr(settings, key)
+        if address is not None:
+            require_loopback(f"peer.{key}", address)
     given = raw.get("run", {})
     foreign = [key for key in given if key not in LOCAL]
     if foreign:
         raise ConfigError(f"run.{foreign[0]}: for a peer this is agreed in the roster, or has no meaning")
-    charter, bundle = Charter.load(folder / settings.roster), Bundle.load(folder / settings.seedset)
-    charter.check_bundle(bundle)
-    agreed = charter.agreement
-    run = RunSettings.read(
-        {**given, "rounds": agreed.rounds, "seed": agreed.seed, "batch_size": agreed.batch_size, "engine": "local"},
-        "run",
-    ).resolved()
-    identity = Identity.load(*(folder / name for name in (settings.certificate, settings.key, settings.authority)))
-    domain = _own_domain(dataset(raw.get("data", {})), settings.domain or identity.about.name, agreed.seed, bundle)
+    charters = [Charter.load(folder / name) for name in _files(settings.roster)]
+    identity = None if insecure else _identity(folder, settings)
+    name = identity.about.name if identity is not None else settings.name
+    if name is None:
+        raise ConfigError("peer.name: without certificates a peer must be given its name")
+    _check_addresses(charters, settings, insecure)
+    terms = pair_up(charters, [Bundle.load(folder / file) for file in _files(settings.seedset)]).since(name)
+    first = terms.all[0]
+    agreed = {"rounds": terms.rounds_of(name), "seed": first.roster.seed}
+    size = first.charter.agreement.batch_size
+    run = RunSettings.read({**given, **agreed, "batch_size": size, "engine": "local"}, "run").resolved()
+    domain = _own_domain(dataset(raw.get("data", {})), settings.domain or name, first.roster.seed, first.bundle)
     return PeerConfig(
         settings,
         run,
         OptimizerSettings.read(raw.get("optimizer", {}), "optimizer"),
-        charter,
-        bundle,
+        terms,
         identity,
-        replace(domain, public=bundle.part(identity.about.name)),
+        name,
+        replace(domain, public=first.bundle.part(name)),
         _secret(folder / settings.secret),
         folder,
         text,
     )
+
+
+def _files(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _identity(folder: Path, settings: PeerSettings) -> Identity:
+    files = [folder / name for name in (settings.certificate, settings.key, settings.authority)]
+    missing = [str(file) for file in files if not file.exists()]
+    if missing:
+        raise ConfigError(
+            f"there is no '{missing[0]}', and without certificates a peer does not start; make them with `fedh2l pki`, "
+            "or try things out on this machine alone with --insecure"
+        )
+    return Identity.load(*files)
+
+
+def _check_addresses(charters: Sequence[Charter], settings: PeerSettings, insecure: bool) -> None:
+    for charter in charters:
+        for member in charter.members:
+            if insecure:
+                require_loopback("without certificates, a federation", member.address)
+            elif member.pin is None:
+                raise ConfigError(f"member '{member.name}' has no pin; `fedh2l pki show` prints that of a certificate")
+    if insecure:
+        require_loopback("without certificates, peer.listen", settings.listen)
 
 
 def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:

@@ -1,0 +1,122 @@
+"""Links between peers on one machine that can be counted, slowed down and cut.
+
+A relay stands between those who dial and a peer. It sees what a network sees, TCP streams of TLS records, and does
+what a network does: it passes bytes on late, or not at all. What it cannot do is change a message unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+HOST = "127.0.0.1"
+
+
+class Link:
+    """One direction of dialling: whoever connects to `address` reaches `target`."""
+
+    def __init__(self, target: str) -> None:
+        self.target, self.address = target, ""
+        self.bytes = 0
+        """That have passed, both ways."""
+        self.delay = 0.0
+        """Seconds that every byte is under way, each way."""
+        self._open = asyncio.Event()
+
+    def passes(self) -> bool:
+        """Whether it is not cut."""
+        return self._open.is_set()
+
+
+class Relay:
+    """A thread that looks after links."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._servers: list[asyncio.Server] = []
+
+    def link(self, target: str) -> Link:
+        """A new one, which is open."""
+        made = Link(target)
+        asyncio.run_coroutine_threadsafe(self._serve(made), self._loop).result(10)
+        return made
+
+    def cut(self, *links: Link) -> None:
+        """Nothing passes any more; nobody is told."""
+        for link in links:
+            self._loop.call_soon_threadsafe(link._open.clear)
+
+    def heal(self, *links: Link) -> None:
+        """What was held up passes now."""
+        for link in links:
+            self._loop.call_soon_threadsafe(link._open.set)
+
+    def close(self) -> None:
+        """Ends everything."""
+
+        async def end() -> None:
+            for server in self._servers:
+                server.close()
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _serve(self, link: Link) -> None:
+        link._open.set()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._carry(link, reader, writer)
+
+        server = await asyncio.start_server(connected, HOST, 0)
+        self._servers.append(server)
+        link.address = f"{HOST}:{server.sockets[0].getsockname()[1]}"
+
+    async def _carry(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await link._open.wait()
+        host, _, port = link.target.rpartition(":")
+        try:
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            writer.close()
+            return
+        ways = (self._pump(link, reader, far_writer), self._pump(link, far_reader, writer))
+        try:
+            await asyncio.gather(*ways)
+        finally:
+            for end in (writer, far_writer):
+                end.close()
+
+    async def _pump(self, link: Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Reads at once and writes when it is time, so that a delay is a delay and not a narrow pipe."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def write() -> None:
+            while True:
+                due, data = await under_way.get()
+                await asyncio.sleep(max(0.0, due - self._loop.time()))
+                await link._open.wait()
+                if not data:
+                    with contextlib.suppress(OSError):
+                        sink.write_eof()
+                    return
+                link.bytes += len(data)
+                sink.write(data)
+                await sink.drain()
+
+        async def read() -> None:
+            data = b"x"
+            while data:
+                data = await source.read(65536)
+                under_way.put_nowait((self._loop.time() + link.delay, data))
+
+        with contextlib.suppress(OSError):
+            await asyncio.gather(read(), write())

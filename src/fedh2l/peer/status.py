@@ -1,0 +1,212 @@
+"""How a peer is, for the people who run it: on ports that only programs on the same machine reach.
+
+`peer.status` is a gRPC port with the state (`fedh2l status` asks it) and the standard health service; `peer.metrics`
+is an HTTP port for Prometheus.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, Literal
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fedh2l.errors import ConfigError, RunError
+from fedh2l.peer import fedh2l_pb2 as pb
+from fedh2l.peer.charter import parse_address
+from fedh2l.peer.circle import require_loopback
+
+if TYPE_CHECKING:
+    from fedh2l.peer.peer import Peer
+    from fedh2l.peer.settings import PeerSettings
+
+Phase = Literal["meeting", "training", "waiting", "paused", "done"]
+
+LOCAL, PEER = "fedh2l.v1.Local", "fedh2l.v1.Peer"
+UNKNOWN = -1.0
+
+
+def state_of(peer: Peer) -> pb.State:
+    """How it is now."""
+    summary = peer.keeper.summary
+    return pb.State(
+        node=peer.name,
+        federation=peer.federation,
+        version=peer.term.charter.agreement.version,
+        round=min(peer.present(), peer.rounds),
+        rounds=peer.rounds,
+        phase=peer.phase,
+        accuracy=summary.get("validation_ACC", UNKNOWN),
+        conflict_rate=summary.get("conflict_rate", UNKNOWN),
+        skipped=peer.skipped,
+        bytes=peer.audit.sent.total(),
+        seconds=peer.keeper.clock.seconds,
+        peers=[_neighbour(peer, name) for name in sorted(peer.neighbours.addresses)],
+    )
+
+
+def _neighbour(peer: Peer, name: str) -> pb.Neighbour:
+    near, contact = peer.neighbours, peer.neighbours.contact(name)
+    state: str = contact.state
+    if near.is_done(name):
+        state = "done"
+    elif state == "up" and name in near.late:
+        state = "late"
+    refused = {str(why): count for (who, why), count in list(peer.mailbox.refused.items()) if who == name}
+    return pb.Neighbour(
+        name=name,
+        address=near.addresses.get(name, ""),
+        state=state,
+        reason=contact.reason,
+        round=max(contact.round, peer.mailbox.furthest(name)),
+        sent=contact.sent,
+        bytes=peer.audit.sent[name],
+        dropped=contact.dropped,
+        heard=peer.mailbox.heard[name],
+        refused=refused,
+    )
+
+
+class Windows(AbstractContextManager["Windows"]):
+    """The ports of a peer that its settings ask for, open as long as this is entered."""
+
+    def __init__(self, peer: Peer, settings: PeerSettings) -> None:
+        self._peer, self._settings = peer, settings
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Windows:
+        with ExitStack() as stack:
+            if self._settings.status is not None:
+                stack.enter_context(_StatusPort(self._peer, self._settings.status))
+            if self._settings.metrics is not None:
+                _serve_metrics(self._peer, self._settings.metrics, stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+
+
+class _StatusPort(AbstractContextManager["_StatusPort"]):
+    """State and health over gRPC."""
+
+    def __init__(self, peer: Peer, address: str) -> None:
+        self._peer = peer
+        self._health = health.HealthServicer()
+        self._ends = threading.Event()
+        self._server = grpc.server(ThreadPoolExecutor(2, "fedh2l-status"), options=[("grpc.so_reuseport", 0)])
+        ask = grpc.unary_unary_rpc_method_handler(
+            lambda question, context: state_of(peer),
+            request_deserializer=pb.Question.FromString,
+            response_serializer=pb.State.SerializeToString,
+        )
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(LOCAL, {"Status": ask})])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        try:
+            self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise RunError(f"peer.status: cannot listen on {address}: {error}") from error
+        self._watch = threading.Thread(target=self._follow, name="fedh2l-health", daemon=True)
+
+    def __enter__(self) -> _StatusPort:
+        self._server.start()
+        self._watch.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._ends.set()
+        self._watch.join()
+        self._health.enter_graceful_shutdown()
+        self._server.stop(0.2).wait()
+
+    def _follow(self) -> None:
+        """Alive as long as it answers; as a member of the federation it serves unless it is paused."""
+        serving = health_pb2.HealthCheckResponse
+        self._health.set("", serving.SERVING)
+        while not self._ends.is_set():
+            paused = self._peer.phase == "paused"
+            self._health.set(PEER, serving.NOT_SERVING if paused else serving.SERVING)
+            self._ends.wait(0.2)
+
+
+def _serve_metrics(peer: Peer, address: str, stack: ExitStack) -> None:
+    host, port = parse_address(address)
+    registry = CollectorRegistry()
+    registry.register(_Metrics(peer))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise RunError(f"peer.metrics: cannot listen on {address}: {error.strerror}") from error
+    stack.callback(thread.join)
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)
+
+
+class _Metrics(Collector):
+    """What Prometheus is given, made anew each time it asks."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def collect(self) -> Iterator[Metric]:
+        """The state, as metrics."""
+        state = state_of(self._peer)
+        for name, text, value in (
+            ("round", "The round that this peer is in.", state.round),
+            ("rounds", "Rounds that there are to do.", state.rounds),
+            ("roster_version", "The version of the roster that holds.", state.version),
+            ("paused", "1 if too few peers are heard to go on.", state.phase == "paused"),
+            ("skipped_rounds", "Rounds in which this peer took no part.", state.skipped),
+        ):
+            yield GaugeMetricFamily(f"fedh2l_{name}", text, value=float(value))
+        for name, text, share in (
+            ("validation_accuracy", "On this node's own validation data, from 0 to 1.", state.accuracy / 100),
+            ("conflict_rate", "Share of mutual steps whose teaching conflicted, from 0 to 1.", state.conflict_rate),
+        ):
+            if share >= 0:
+                yield GaugeMetricFamily(f"fedh2l_{name}", text, value=share)
+        yield from self._of_peers(state)
+
+    def _of_peers(self, state: pb.State) -> Iterator[Metric]:
+        up = GaugeMetricFamily("fedh2l_peer_up", "1 if a peer can be reached.", labels=["peer"])
+        counters: dict[str, Any] = {
+            field: CounterMetricFamily(f"fedh2l_{name}", text, labels=["peer"])
+            for field, name, text in (
+                ("sent", "sent_signals", "Signals that a peer has taken."),
+                ("bytes", "sent_bytes", "Bytes of signals that left this machine for a peer."),
+                ("dropped", "undelivered_signals", "Signals that a peer never got."),
+                ("heard", "heard_signals", "Sound signals of a peer."),
+            )
+        }
+        refused = CounterMetricFamily(
+            "fedh2l_refused_signals", "Signals of a peer that were dropped here.", labels=["peer", "reason"]
+        )
+        for other in state.peers:
+            up.add_metric([other.name], float(other.state in ("up", "late")))
+            for field, family in counters.items():
+                family.add_metric([other.name], getattr(other, field))
+            for why, count in sorted(other.refused.items()):
+                refused.add_metric([other.name, why], count)
+        yield from (up, *counters.values(), refused)
+
+
+def ask(address: str, timeout: float) -> pb.State:
+    """The state of the peer whose status port is at an address."""
+    try:
+        require_loopback("the status of a peer", address)
+    except ValueError as error:
+        raise ConfigError(f"'{address}': {error}") from None
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(f"/{LOCAL}/Status", pb.Question.SerializeToString, pb.State.FromString)
+        try:
+            state: pb.State = call(pb.Question(), timeout=timeout)
+        except grpc.RpcError as error:
+            raise RunError(f"no peer answers at {address}: {error.details()}") from None
+    return state

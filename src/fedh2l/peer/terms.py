@@ -1,0 +1,140 @@
+"""The versions of the roster that a peer holds, each with its seed set: who takes part in which round, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from fedh2l.errors import ConfigError
+from fedh2l.messages import encoded_size
+from fedh2l.methods.base import Method
+from fedh2l.peer.bundle import Bundle
+from fedh2l.peer.charter import Charter, check_versions
+from fedh2l.roster import Roster
+from fedh2l.seedset import SeedSet
+from fedh2l.topology import Graph
+
+
+@dataclass(frozen=True)
+class Term:
+    """The time in which one version of the roster holds."""
+
+    charter: Charter
+    bundle: Bundle
+
+    def __post_init__(self) -> None:
+        self.charter.check_bundle(self.bundle)
+
+    @property
+    def first(self) -> int:
+        """Its first round."""
+        return self.charter.agreement.from_round
+
+    @property
+    def method(self) -> Method:
+        """What is done in a round."""
+        return self.charter.method
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The members, in order."""
+        return self.charter.roster(self.bundle.classes)
+
+    @cached_property
+    def seed_set(self) -> SeedSet:
+        """The members' public data."""
+        return SeedSet({name: self.bundle.part(name) for name in self.roster.names}, self.roster.seed)
+
+    def teachers(self, round: int) -> Graph:
+        """Who learns from whom."""
+        return self.method.teachers(self.roster, round)
+
+    def exchanges(self, round: int) -> bool:
+        """Whether signals cross in a round."""
+        return self.method.exchanges(round)
+
+    @property
+    def _asked(self) -> int:
+        return self.method.public_batch_rows(self.charter.agreement.batch_size)
+
+    def shape(self, sender: str) -> tuple[int, int]:
+        """Of a signal of one of the members."""
+        start, end = self.bundle.ranges[sender]
+        return min(self._asked, end - start), len(self.bundle.classes)
+
+    def labels(self, sender: str, round: int) -> Tensor:
+        """The right answers to what a signal speaks of."""
+        return self.seed_set.batch(sender, round, self._asked).labels
+
+
+@dataclass(frozen=True)
+class Terms:
+    """All that a peer holds, oldest first."""
+
+    all: tuple[Term, ...]
+
+    def __post_init__(self) -> None:
+        check_versions([term.charter for term in self.all])
+        first = self.all[0].bundle
+        for term in self.all[1:]:
+            if (term.bundle.classes, term.bundle.schema) != (first.classes, first.schema):
+                raise ConfigError(
+                    f"version {term.charter.agreement.version} of the roster has a seed set of other classes or inputs"
+                )
+
+    def at(self, round: int) -> Term | None:
+        """The one that holds in a round; None before the first begins."""
+        begun = [term for term in self.all if term.first <= round]
+        return begun[-1] if begun else None
+
+    def since(self, name: str) -> Terms:
+        """Those from the first that a member is in."""
+        for place, term in enumerate(self.all):
+            if name in term.roster.names:
+                return Terms(self.all[place:])
+        raise ConfigError(f"'{name}' is not a member: {', '.join(self.names)} are")
+
+    def from_round(self, round: int) -> tuple[Term, ...]:
+        """The one that holds in a round, and those that come after."""
+        held = self.at(round)
+        return self.all[self.all.index(held) :] if held is not None else self.all
+
+    @property
+    def newest(self) -> Term:
+        """The last one."""
+        return self.all[-1]
+
+    def rounds_of(self, name: str) -> int:
+        """The last round of a member: that before it is no longer one, or that of all."""
+        for before, after in zip(self.all, self.all[1:], strict=False):
+            if name in before.roster.names and name not in after.roster.names:
+                return after.first - 1
+        return self.newest.charter.agreement.rounds
+
+    def largest(self, sender: str) -> int:
+        """Bytes of the largest signal that somebody may send."""
+        shapes = [term.shape(sender) for term in self.all if sender in term.roster.names]
+        return max((encoded_size("posteriors", "float32", shape) for shape in shapes), default=0)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Everybody who ever takes part."""
+        return tuple(dict.fromkeys(name for term in self.all for name in term.roster.names))
+
+
+def pair_up(charters: Sequence[Charter], bundles: Sequence[Bundle]) -> Terms:
+    """Rosters with the seed sets that they agree on."""
+    by_digest = {bundle.digest: bundle for bundle in bundles}
+    terms = []
+    for charter in sorted(charters, key=lambda charter: charter.agreement.version):
+        bundle = by_digest.get(charter.agreement.seedset)
+        if bundle is None and len(bundles) > 1:
+            raise ConfigError(
+                f"none of the seed sets is that of version {charter.agreement.version} of the roster, "
+                f"{charter.agreement.seedset}"
+            )
+        terms.append(Term(charter, bundle or bundles[0]))  # a single one that is not the agreed one says so itself
+    return Terms(tuple(terms))
