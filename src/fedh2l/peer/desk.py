@@ -50,8 +50,11 @@ class FrontDesk(Desk):
 
     def taught(self, caller: str, posteriors: bytes) -> None:
         """Keeps a sound signal."""
-        self._mailbox.accept(caller, posteriors)
-        self._neighbours.late.discard(caller)
+        signal = self._mailbox.accept(caller, posteriors)
+        if caller in self._neighbours.late:
+            self._neighbours.late.discard(caller)
+            about = {"peer": caller, "round": signal.round}
+            log.info("'%s' is heard again, in round %d", caller, signal.round, extra=about)
 
     def told(self, caller: str, head: pb.Head) -> None:
         """Keeps it, as a witness."""
