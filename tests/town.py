@@ -8,7 +8,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -31,16 +31,17 @@ NAMES = ("M0", "M20", "M40", "M60")
 KINDS = {"posteriors", "greeting", "head", "goodbye"}
 
 
-def rehearsal(folder: Path, *changes: str, timing: Timing | None = None) -> Rehearsal:
+def rehearsal(folder: Path, *changes: str, timing: Timing | None = None, hosts=None) -> Rehearsal:
     config, _ = load_config(None, [*TINY, *MLPS, *changes], None, {"device": "cpu", "engine": "local"})
     folder.mkdir()
-    return Rehearsal(config, config.federation(), folder, timing)
+    return Rehearsal(config, config.federation(), folder, timing, hosts)
 
 
 class Town:
     """A rehearsal whose peers are started and stopped one by one."""
 
-    def __init__(self, rehearsed: Rehearsal) -> None:
+    def __init__(self, rehearsed: Rehearsal, within: Callable[[str], Sequence[str]] = lambda name: ()) -> None:
+        self._within = within
         self.rehearsed, self.folder = rehearsed, rehearsed.folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.relay: Relay | None = None
@@ -50,7 +51,7 @@ class Town:
         os.environ.update(environment)
         try:
             for name in names:
-                self.processes[name] = self.rehearsed.start(name)
+                self.processes[name] = self.rehearsed.start(name, self._within(name))
         finally:
             for key, value in before.items():
                 os.environ.pop(key) if value is None else os.environ.update({key: value})

@@ -42,17 +42,27 @@ POLL = 0.05
 class Rehearsal:
     """The peers of a configuration, in a folder with one of their own for each."""
 
-    def __init__(self, config: Config, federation: Federation, folder: Path, timing: Timing | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        federation: Federation,
+        folder: Path,
+        timing: Timing | None = None,
+        hosts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Every peer is on this machine, or where `hosts` says."""
         self.config, self.federation, self.folder = config, federation, folder
         self.names = federation.roster.names
-        addresses = [f"{HOST}:{port}" for port in _free_ports(2 * len(self.names))]
-        self.addresses = dict(zip(self.names, addresses, strict=False))
-        self.status = dict(zip(self.names, addresses[len(self.names) :], strict=True))
+        self.hosts = {name: (hosts or {}).get(name, HOST) for name in self.names}
+        ports = _free_ports(2 * len(self.names))
+        self.addresses = {name: f"{self.hosts[name]}:{port}" for name, port in zip(self.names, ports, strict=False)}
+        others = ports[len(self.names) :]
+        self.status = {name: f"{HOST}:{port}" for name, port in zip(self.names, others, strict=True)}
         """Where each peer says how it is."""
         founder = Authority.found(folder / "authority", FEDERATION)
         parts = []
         for node in federation.nodes:
-            request, _ = certificates.request(folder / node.name / "keys", node.name, [HOST])
+            request, _ = certificates.request(folder / node.name / "keys", node.name, [self.hosts[node.name]])
             signed = founder.sign(certificates.read_request(request))
             certificates.write(folder / node.name / "keys" / certificates.NODE_CERTIFICATE, certificates.pem(signed))
             domain = node.domain
@@ -90,12 +100,12 @@ class Rehearsal:
         }  # fmt: skip
         (own / PEER).write_text(_toml(text), encoding="utf-8")
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
-        """A peer as a process of its own; what it says goes to a file beside it."""
+    def start(self, name: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """A peer as a process of its own; what it says goes to a file beside it. `before` stands before the command."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         with open(self.folder / name / LOG, "ab") as file:
             return subprocess.Popen(
-                [sys.executable, "-m", "fedh2l", "peer", str(self.folder / name / PEER)],
+                [*before, sys.executable, "-m", "fedh2l", "peer", str(self.folder / name / PEER)],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
             )  # fmt: skip
 
