@@ -31,6 +31,10 @@ TIMEOUT = 10.0
 State = Literal["down", "up", "refused"]
 FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED)
 """Answers after which the same signal is not sent again."""
+EARLY = grpc.StatusCode.ABORTED
+"""The answer to a signal of a round that is still far ahead of the other's, which may be sent again."""
+NOT_YET = 0.5
+"""Seconds until it is."""
 REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION)
 """Answers that mean this peer, not this signal."""
 
@@ -161,6 +165,8 @@ class Courier:
                 self._changed.wait_for(lambda: self._waiting or self._head_due or self._closing is not None)
                 if not self._waiting and not self._head_due:
                     break
+                if self._closing is not None and time.monotonic() > self._until:
+                    return
                 signal = self._waiting[0] if self._waiting else None
             if signal is not None:
                 self._take(*signal)
@@ -190,13 +196,16 @@ class Courier:
         except grpc.RpcError as error:
             if error.code() in REFUSED:
                 raise PeerRefusedError(f"'{self._line.member}' refuses this peer: {error.details()}") from None
-            if error.code() not in FINAL:
+            if error.code() not in (*FINAL, EARLY):
                 raise
-            log.warning("'%s' would not take the signal of round %d: %s", self._line.member, round, error.details())
-            self._settle(round, payload, taken=False)
             theirs = dict(error.trailing_metadata() or ()).get(ROUND)
             if theirs is not None and theirs.isdecimal():
                 self.contact = replace(self.contact, round=int(theirs))
+            if error.code() is EARLY:
+                self._rest(NOT_YET)
+                return
+            log.warning("'%s' would not take the signal of round %d: %s", self._line.member, round, error.details())
+            self._settle(round, payload, taken=False)
             return
         self._settle(round, payload, taken=True)
         self.contact = replace(self.contact, round=receipt.round)

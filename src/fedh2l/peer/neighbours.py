@@ -32,7 +32,7 @@ class Neighbours:
         self._lock = threading.Lock()
 
     def keep(self, addresses: Mapping[str, str], goodbye: pb.Goodbye, seconds: float) -> None:
-        """From now on couriers to these; whoever is no longer among them is told goodbye."""
+        """From now on couriers to these; whoever is no longer among them is told goodbye, and not waited for."""
         gone = [self.couriers.pop(name) for name in list(self.couriers) if name not in addresses]
         self.addresses = dict(addresses)
         for name, address in addresses.items():
@@ -40,11 +40,16 @@ class Neighbours:
                 line = Line(self._circle, name, address)
                 self.couriers[name] = Courier(line, self._agreed, self._audit, self._hello)
                 self.couriers[name].start()
-        _close(gone, goodbye, seconds)
+        for courier in gone:
+            courier.ask_to_end(goodbye, time.monotonic() + seconds)
 
     def close(self, goodbye: pb.Goodbye, seconds: float) -> None:
         """What was sent last is delivered, as far as there is time; then nothing more is sent."""
-        _close(self.couriers.values(), goodbye, seconds)
+        end = time.monotonic() + seconds
+        for courier in self.couriers.values():
+            courier.ask_to_end(goodbye, end)
+        for courier in self.couriers.values():
+            courier.join(end)
 
     def contact(self, name: str) -> Contact:
         """How it goes with one of them; with who is no longer there, not at all."""
@@ -83,12 +88,3 @@ class Neighbours:
                 self._calls[name, kind] = recent
                 return False
             return True
-
-
-def _close(couriers: Iterable[Courier], goodbye: pb.Goodbye, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    couriers = list(couriers)
-    for courier in couriers:
-        courier.ask_to_end(goodbye, end)
-    for courier in couriers:
-        courier.join(end)

@@ -283,6 +283,7 @@ class Peer:
     ) -> Sequence[Posteriors]:
         """Waits until enough are heard; others may be away for long, so what there is is saved meanwhile."""
         began, paused = time.monotonic(), False
+        self.phase = "waiting"
 
         def enough(heard: set[str]) -> bool:
             return len(heard) >= min(self.timing.quorum, sum(not self.neighbours.is_done(n) for n in expected))
@@ -290,10 +291,9 @@ class Peer:
         while not enough({signal.sender for signal in here}) and not self._left_behind():
             if stop():
                 raise _Stopped
-            self.phase = "paused" if paused else "waiting"
             patient = self.timing.below_quorum == "wait" and time.monotonic() - began < self.timing.patience
             if not paused and not patient:
-                paused = True
+                paused, self.phase = True, "paused"
                 log.warning("paused in round %d: only %d peers are heard", round, len(here), extra={"round": round})
                 self._checkpoint()
             here = self.mailbox.collect(round, time.monotonic() + 0.5, enough)
@@ -337,12 +337,15 @@ class Peer:
         self.neighbours.close(self._goodbye(), FAREWELL)
 
     def _linger(self, stop: Callable[[], bool]) -> None:
-        """Stays for a while for those who are not done: whoever comes back learns here that the others are."""
+        """Stays for a while for those who are not done: whoever comes back learns here that the others are.
+
+        Whoever is no longer a member has nothing to tell them.
+        """
         self.phase, end = "done", time.monotonic() + self.timing.linger
         near = self.neighbours
         others = [name for name in self.term.roster.others(self.name) if near.contact(name).state != "refused"]
         waited = False
-        while time.monotonic() < end and not stop():
+        while self.name in self.terms.newest.roster.names and time.monotonic() < end and not stop():
             behind = [name for name in others if not near.is_done(name)]
             if not behind:
                 break
