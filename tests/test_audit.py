@@ -13,7 +13,10 @@ import threading
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedh2l.peer.audit import AuditError, AuditLog, Head, audit, line_hash
+from fedh2l.peer import fedh2l_pb2 as pb
+from fedh2l.peer.audit import AuditError, AuditLog, Head, audit, line_hash, read_heads
+from fedh2l.peer.circle import PeerRefusedError
+from fedh2l.peer.witness import Witnesses
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 
@@ -220,3 +223,39 @@ def test_a_disk_that_is_full_for_a_while_leaves_no_half_of_a_line(log, path, mon
     assert audit(path).messages["posteriors"] == 11
     with pytest.raises(AuditError, match="the record is closed"):
         again.record("posteriors", "south", 7, b"x")
+
+
+def word(length: int, key=KEY, node: str = "north", last: str = "x" * 64) -> pb.Head:
+    said = Head.sign(node, length, last, key)
+    return pb.Head(length=said.length, hash=said.hash, signature=said.signature)
+
+
+def test_a_witness_keeps_what_is_signed(tmp_path, caplog):
+    kept = Witnesses(tmp_path / "witness")
+    for length in (3, 7, 7, 9):
+        kept.take("north", word(length), KEY.public_key())
+    assert [head.length for head in read_heads(kept.path("north"))] == [3, 7, 9]
+    for forged in (word(20, ec.generate_private_key(ec.SECP256R1())), word(20, node="south")):
+        with pytest.raises(PeerRefusedError, match="that it did not sign"):
+            kept.take("north", forged, KEY.public_key())
+    kept.take("north", word(4), KEY.public_key())  # a record that was shortened: the old word stays, and this one too
+    assert "had 9 lines, and now it has 4" in caplog.text
+    assert [head.length for head in read_heads(kept.path("north"))] == [3, 7, 9, 4]
+
+
+def test_a_witness_that_was_killed_while_it_wrote(tmp_path):
+    kept = Witnesses(tmp_path)
+    kept.take("north", word(3), KEY.public_key())
+    with open(kept.path("north"), "a") as file:
+        file.write('{"node": "north", "len')
+    again = Witnesses(tmp_path)
+    again.take("north", word(3), KEY.public_key())
+    again.take("north", word(5), KEY.public_key())
+    assert [head.length for head in read_heads(kept.path("north"))] == [3, 5]
+    kept.path("north").write_text('{"node": "north"}\n')
+    with pytest.raises(AuditError, match="not the head of an audit log"):
+        read_heads(kept.path("north"))
+
+
+def test_a_head_of_nothing(path):
+    assert audit(path, [Head.sign("north", 0, "", KEY)], KEY.public_key()).problems == ["a witness saw another line 0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -114,6 +115,21 @@ def test_asynchronous_peers_never_wait(town):
     assert set(results) == {"M0", "M20", "M40"}
     assert all(result["conflicts"][1] > 0 for result in results.values())  # all have heard others
     assert all("did not answer" not in made.log(name) for name in results)
+
+
+def test_back_when_the_others_are_nearly_done(town):
+    """It learns that they are, does the last round, and ends; nobody is waited for who is done."""
+    made = town("run.rounds=150", deadline=1.0, linger=60.0)
+    made.start(*NAMES)
+    made.until(lambda: made.round("M20") >= 40)
+    made.kill("M20")
+    made.until(lambda: all("done; stays up to 60 s for M20" in made.log(name) for name in NAMES if name != "M20"))
+    made.start("M20")
+    began = time.monotonic()
+    results = made.finish()
+    assert time.monotonic() - began < 40
+    assert results["M20"]["rounds"] == 150
+    assert results["M20"]["skipped"] > 0
 
 
 def test_who_holds_another_roster_is_refused_and_the_others_go_on(town):

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedh2l.cli.logs import LogFormat, use_format
 from fedh2l.errors import ConfigError, RunError
-from fedh2l.peer.rehearsal import PEER, _free_ports
+from fedh2l.peer.rehearsal import PEER, free_ports
 from fedh2l.peer.settings import load_peer
 from fedh2l.peer.status import PEER as MEMBER
 from fedh2l.peer.status import ask
@@ -35,7 +35,7 @@ def metrics(address: str) -> dict[tuple[str, ...], float]:
 @pytest.mark.slow
 def test_from_waiting_to_done(town, cli):
     made = town("run.rounds=600", "run.eval_every=20", deadline=1.0, quorum=2, below_quorum="pause", linger=20.0)
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     exposed = f"127.0.0.1:{port}"
     made.edit("M0", ("[peer]", f'[peer]\nmetrics = "{exposed}"'))
     address = made.rehearsed.status["M0"]
@@ -79,7 +79,7 @@ def test_from_waiting_to_done(town, cli):
 
 
 def test_nobody_answers(cli):
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     gone = cli("status", f"127.0.0.1:{port}")
     assert gone.returncode == 2
     assert "no peer answers at" in gone.stderr

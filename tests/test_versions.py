@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from fedh2l.errors import ConfigError
+from fedh2l.peer.authority import Authority
 from fedh2l.peer.bundle import Part, merge
 from fedh2l.peer.charter import Charter
 from fedh2l.peer.circle import PeerRefusedError
@@ -15,6 +16,7 @@ from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.terms import pair_up
 from test_bundle import CLASSES, part
 from test_charter import pin, raw
+from test_pki import join
 
 ABC = merge("zoo", [part(name, seed=seed) for seed, name in enumerate("abc")])
 ABD = merge("zoo", [part(name, seed=seed) for seed, name in enumerate("abcd")])
@@ -133,3 +135,33 @@ def test_one_joins_and_one_leaves_while_the_others_train(town):
     assert results["M60"]["bytes"].keys() == {"M0", "M20"}
     assert results["M60"]["conflicts"][1] > 0  # it has learned from the others
     assert results["M40"]["refused"] == {}
+
+
+def test_the_next_version_from_the_command_line(cli, tmp_path):
+    founder = Authority.found(tmp_path / "authority", "zoo")
+    members = []
+    for name in "abcd":
+        join(founder, tmp_path / name, name, 365, ["127.0.0.1"])
+        members.append(f"{name}/node.pem@127.0.0.1:{9000 + ord(name)}")
+    ABC.save(tmp_path / "seedset.safetensors")
+    ABD.save(tmp_path / "seedset-2.safetensors")
+    assert cli("roster", "init", *members[:3], "--rounds", 100).returncode == 0
+    change = ["roster", "amend", "--from-round", 51, "--add", members[3], "--remove", "c"]
+    early = cli(*change)
+    assert early.returncode == 2
+    assert "member 'd' gave no part of the seed set" in early.stderr
+    made = cli(*change, "--seedset", "seedset-2.safetensors", "--rounds", 120)
+    assert made.returncode == 0, made.stderr
+    assert 'roster = ["roster.toml", "roster-2.toml"]' in made.stderr
+    second = Charter.load(tmp_path / "roster-2.toml")
+    assert second.names == ("a", "b", "d")
+    assert (second.agreement.version, second.agreement.from_round, second.agreement.rounds) == (2, 51, 120)
+    terms = pair_up([Charter.load(tmp_path / "roster.toml"), second], [ABC, ABD])
+    assert terms.rounds_of("c") == 50
+    again = cli(*change, "--seedset", "seedset-2.safetensors")
+    assert "exists already" in again.stderr
+    nobody = cli("roster", "amend", "--from-round", 9, "--remove", "e", "--out", "x.toml")
+    assert nobody.returncode == 2
+    assert "--remove e: there is no such member" in nobody.stderr
+    past = cli("roster", "amend", "--from-round", 1, "--remove", "c", "--out", "x.toml")
+    assert "does not follow version 1" in past.stderr

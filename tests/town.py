@@ -124,6 +124,8 @@ class Town:
         heads = [head for path in kept if path.exists() for head in read_heads(path)]
         report = audit(self.directory(name).path / "audit.jsonl", heads, key)
         assert report.problems == []
+        assert heads, f"nobody was told of the record of '{name}'"
+        assert report.witnessed > 0
         assert set(report.messages) <= KINDS
 
     def accuracy(self, names: Iterable[str] = NAMES, which: str = "last") -> float:

@@ -275,7 +275,7 @@ def _hold(head: Head, hashes_of: dict[int, str], key: Any, report: Report) -> No
         report.problems.append(f"a witness has a head of {head.length} lines that this node did not sign")
     elif head.length > report.lines:
         report.problems.append(f"{head.length - report.lines} lines were cut off: a witness saw {head.length}")
-    elif hashes_of[head.length] != head.hash:
+    elif hashes_of.get(head.length) != head.hash:
         report.problems.append(f"a witness saw another line {head.length}")
     else:
         report.witnessed = max(report.witnessed, head.length)

@@ -169,7 +169,10 @@ class Open(Circle):
 
 def require_loopback(what: str, address: str) -> None:
     """Refuses an address that other machines can reach."""
-    host, _ = parse_address(address)
+    try:
+        host, _ = parse_address(address)
+    except ValueError as error:
+        raise ConfigError(f"'{address}': {error}") from None
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -54,7 +54,7 @@ class Rehearsal:
         self.config, self.federation, self.folder = config, federation, folder
         self.names = federation.roster.names
         self.hosts = {name: (hosts or {}).get(name, HOST) for name in self.names}
-        ports = _free_ports(2 * len(self.names))
+        ports = free_ports(2 * len(self.names))
         self.addresses = {name: f"{self.hosts[name]}:{port}" for name, port in zip(self.names, ports, strict=False)}
         others = ports[len(self.names) :]
         self.status = {name: f"{HOST}:{port}" for name, port in zip(self.names, others, strict=True)}
@@ -195,7 +195,8 @@ def _right(directory: RunDirectory, name: str, which: str, sets: Sequence[Sample
     return [count_correct(model, samples) for samples in sets]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses just now."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
