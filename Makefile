@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench soak clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedh2l run --rounds 500
@@ -26,10 +26,15 @@ bench: $(VENV)/.core
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/cores.py
 	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[peer]'
+	$(BIN)/python benchmarks/wire.py
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[ray]'
 	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/flower.py
+
+soak: $(VENV)/.test
+	$(BIN)/python tests/soak.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
