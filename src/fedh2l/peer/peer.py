@@ -19,6 +19,7 @@ from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.keeper import Keeper
 from fedh2l.peer.mailbox import Mailbox
 from fedh2l.peer.neighbours import Neighbours
+from fedh2l.peer.pace import Pace
 from fedh2l.peer.settings import PeerConfig
 from fedh2l.peer.status import Phase, Windows
 from fedh2l.peer.terms import Term
@@ -82,6 +83,7 @@ class Peer:
             self.present,
         )
         self.listener = Listener(self.circle, self.desk, config.settings.listen, largest, members)
+        self._pace = Pace(self.name, self.rounds, self.terms, self.mailbox, self.neighbours)
         self._sent = 0
         """The last round whose signal is on its way."""
         self._midway = False
@@ -194,42 +196,18 @@ class Peer:
         self.phase = "training"
         self._catch_up()
 
-    def _theirs(self) -> dict[str, int]:
-        """The rounds that others are in, as far as is known, and as far as two of them say so, where two are there."""
-        rounds = {
-            name: min(self.rounds, max(self.neighbours.contact(name).round, self.mailbox.furthest(name)))
-            for name in self.neighbours.addresses
-        }
-        known = sorted((round for round in rounds.values() if round), reverse=True)
-        believed = known[min(1, len(known) - 1)] if known else 0  # one alone could send everybody anywhere
-        return {name: min(round, believed) for name, round in rounds.items()}
-
-    def _left_behind(self) -> bool:
-        """Whether others have gone on without this peer."""
-        return any(self._missed(name, round) for name, round in self._theirs().items())
+    def _ahead(self) -> int | None:
+        return self._pace.ahead(self.round, self._sent)
 
     def _catch_up(self) -> None:
         """If others have gone on without this peer, goes on with the round that they are in."""
-        if self._left_behind():
-            theirs = max(self._theirs().values())
-            log.warning(
-                "others are in round %d: goes on from there, after round %d",
-                theirs,
-                self.round,
-                extra={"round": theirs},
-            )
+        theirs = self._ahead()
+        if theirs is not None:
+            about = {"round": theirs}
+            log.warning("others are in round %d: goes on from there, after round %d", theirs, self.round, extra=about)
             self.skipped += theirs - 1 - self.round
             self.round, self._midway = theirs - 1, False
             self._enter(theirs)
-
-    def _missed(self, name: str, theirs: int) -> bool:
-        """Whether a peer that is in round `theirs` has done one without the signal of this peer that belongs to it."""
-        if self.timing.mode == "asynchronous":
-            return theirs > self.round + 1 + self.timing.staleness
-        return any(
-            self.method.exchanges(round) and self.name in self._teachers(round).get(name, ())
-            for round in range(max(self.round, self._sent) + 1, theirs)
-        )
 
     def _step(self, stop: Callable[[], bool]) -> None:
         round = self.present()
@@ -264,16 +242,11 @@ class Peer:
             waited = [name for name in expected if name not in late and not self.neighbours.is_done(name)]
             here = self.mailbox.collect(round, min(deadline, time.monotonic() + 0.5), set(waited).issubset)
             heard = {signal.sender for signal in here}
-            if heard.issuperset(waited) or time.monotonic() >= deadline or self._left_behind():
+            if heard.issuperset(waited) or time.monotonic() >= deadline or self._ahead() is not None:
                 missing = [name for name in waited if name not in heard]
                 for name in missing:
                     about = {"peer": name, "round": round}
-                    log.warning(
-                        "'%s' did not answer in round %d; it is not waited for until heard from",
-                        name,
-                        round,
-                        extra=about,
-                    )
+                    log.warning("'%s' did not answer in round %d; late until it is heard", name, round, extra=about)
                 late.update(missing)
                 break
         return self._quorate(round, here, expected, stop)
@@ -283,15 +256,15 @@ class Peer:
     ) -> Sequence[Posteriors]:
         """Waits until enough are heard; others may be away for long, so what there is is saved meanwhile."""
         began, paused = time.monotonic(), False
-        self.phase = "waiting"
 
         def enough(heard: set[str]) -> bool:
             return len(heard) >= min(self.timing.quorum, sum(not self.neighbours.is_done(n) for n in expected))
 
-        while not enough({signal.sender for signal in here}) and not self._left_behind():
+        while not enough({signal.sender for signal in here}) and self._ahead() is None:
             if stop():
                 raise _Stopped
             patient = self.timing.below_quorum == "wait" and time.monotonic() - began < self.timing.patience
+            self.phase = self.phase if paused else "waiting"
             if not paused and not patient:
                 paused, self.phase = True, "paused"
                 log.warning("paused in round %d: only %d peers are heard", round, len(here), extra={"round": round})
