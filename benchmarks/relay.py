@@ -29,6 +29,25 @@ class Link:
         return self._open.is_set()
 
 
+def reroute(rehearsed, relay: Relay) -> dict[tuple[str, str], Link]:
+    """From now on every peer of a rehearsal reaches every other through a link of its own.
+
+    By who dials and who is dialled. Addresses are not what peers agree on, so each has a roster with its own.
+    """
+    links = {}
+    roster = (rehearsed.folder / "roster.toml").read_text()
+    for name in rehearsed.names:
+        own = roster
+        for other, address in rehearsed.addresses.items():
+            if other != name:
+                links[name, other] = relay.link(address)
+                own = own.replace(address, links[name, other].address)
+        (rehearsed.folder / name / "roster.toml").write_text(own)
+        settings = rehearsed.folder / name / "peer.toml"
+        settings.write_text(settings.read_text().replace("../roster.toml", "roster.toml"))
+    return links
+
+
 class Relay:
     """A thread that looks after links."""
 

@@ -19,10 +19,10 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from relay import Relay
+from relay import Relay, reroute
 
 from fedh2l.config import load_config
-from fedh2l.peer.rehearsal import PEER, Rehearsal
+from fedh2l.peer.rehearsal import Rehearsal
 from fedh2l.rundir import RunDirectory
 from fedh2l.toml import to_toml
 from fedh2l.trainer import Trainer
@@ -67,31 +67,25 @@ def apart(config, folder: Path) -> float:
 def counted(config, folder: Path) -> tuple[float, int]:
     """Bytes on the socket for each signal, and the payload of one."""
     made, relay = Rehearsal(config, config.federation(), folder), Relay()
-    text = (folder / "roster.toml").read_text()
-    links = []
-    for name in made.names:
-        own = text
-        for other in made.names:
-            if other != name:
-                links.append(relay.link(made.addresses[other]))
-                own = own.replace(made.addresses[other], links[-1].address)
-        (folder / name / "roster.toml").write_text(own)
-        peer = folder / name / PEER
-        peer.write_text(peer.read_text().replace("../roster.toml", "roster.toml"))
+    links = list(reroute(made, relay).values())
     processes = [made.start(name) for name in made.names]
 
     def reached(round: int) -> int:
         """Bytes when all peers have done a round."""
         while any(_round(folder / name / "run") < round for name in made.names):
-            assert all(process.poll() in (None, 0) for process in processes), "a peer failed"
+            if any(process.poll() not in (None, 0) for process in processes):
+                raise RuntimeError("a peer failed")
             time.sleep(0.002)
         return sum(link.bytes for link in links)
 
     first, last = EVERY, config.run.rounds - EVERY
-    passed = -reached(first) + reached(last)
-    for process in processes:
-        process.wait()
-    relay.close()
+    try:
+        passed = -reached(first) + reached(last)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+        relay.close()
     rows = min(config.run.batch_size, *(end - start for start, end in made.bundle.ranges.values()))
     return passed / (len(links) * (last - first)), 4 * rows * len(made.bundle.classes) + 4
 

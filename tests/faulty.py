@@ -6,8 +6,10 @@ could hit from outside, or sends what no sound peer would send, with a certifica
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import grpc
@@ -19,7 +21,8 @@ from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.courier import Courier
 from fedh2l.peer.transport import Line
 
-FAULT = "FEDH2L_TEST_FAULT"
+FAULT, SLOW = "FEDH2L_TEST_FAULT", "FEDH2L_TEST_SLOW"
+"""What goes wrong; and seconds that every pass through the network takes longer."""
 AT = 120
 """The round in which it is killed, or begins to misbehave."""
 UNTIL = AT + 60
@@ -27,7 +30,10 @@ UNTIL = AT + 60
 
 def net(num_classes: int, input_shape: tuple[int, ...]):
     FAULTS.get(os.environ.get(FAULT, ""), lambda: None)()
-    return mlp(num_classes, input_shape, [32])
+    made, seconds = mlp(num_classes, input_shape, [32]), float(os.environ.get(SLOW, "0"))
+    if seconds:
+        made.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+    return made
 
 
 def _die() -> None:
@@ -46,14 +52,18 @@ def _before_sending() -> None:
 
 
 def _after_half() -> None:
-    call, answered = Line.call, []
+    call, begun, answered = Line.call, [], []
 
     def calling(self: Line, method: str, message, *rest):
+        if method != "Teach" or round_of(message.posteriors) < AT:
+            return call(self, method, message, *rest)
+        begun.append(self.member)
+        if len(begun) > 2:
+            time.sleep(60)  # the third is never sent to
         reply = call(self, method, message, *rest)
-        if method == "Teach" and round_of(message.posteriors) == AT:
-            answered.append(self.member)
-            if len(answered) == 2:
-                _die()
+        answered.append(reply)
+        if len(answered) == 2:
+            _die()
         return reply
 
     Line.call = calling
@@ -107,6 +117,7 @@ def _reordered() -> None:
     def sending(self: Courier, round: int, payload: bytes) -> None:
         if AT <= round < UNTIL and round % 2 == 0:
             held[self] = (round, payload)
+            logging.getLogger("fedh2l.peer").info("holds back round %d", round)
             return
         send(self, round, payload)
         if self in held:

@@ -6,6 +6,7 @@ process, which holds each of them back for a while and drops some: to the peers'
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import heapq
@@ -66,14 +67,13 @@ class Network(ABC):
     def close(self) -> None:
         """Takes everything away again."""
         for space in self.spaces.values():
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+            _remove(space)
 
 
 class Netem(Network):
     """A bridge, and the kernel's emulator on every line to it."""
 
     def connect(self) -> None:
-        self.hub = next(iter(self.spaces.values())) + "-hub"
         ip("netns", "add", self.hub)
         ip("-n", self.hub, "link", "add", "bridge", "type", "bridge")
         ip("-n", self.hub, "link", "set", "bridge", "up")
@@ -85,8 +85,12 @@ class Netem(Network):
             how = ["delay", f"{1e3 * self.delay:g}ms", f"{1e3 * self.jitter:g}ms", "loss", f"{100 * self.loss:g}%"]
             ip("-n", space, "qdisc", "add", "dev", "eth0", "root", "netem", *how, tool="tc")
 
+    @property
+    def hub(self) -> str:
+        return next(iter(self.spaces.values())) + "-hub"
+
     def close(self) -> None:
-        subprocess.run(["ip", "netns", "del", self.hub], capture_output=True, check=False)
+        _remove(self.hub)
         super().close()
 
 
@@ -132,6 +136,11 @@ class Tun(Network):
         for line in getattr(self, "_lines", {}).values():
             os.close(line)
         super().close()
+
+
+def _remove(space: str) -> None:
+    with contextlib.suppress(NotAllowedError):
+        ip("netns", "del", space)
 
 
 def _tun_in(space: str) -> int:

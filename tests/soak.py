@@ -36,7 +36,7 @@ def main() -> int:
     config, _ = load_config(None, [*settings, "run.device=cpu", "run.engine=local"])
     with tempfile.TemporaryDirectory() as folder:
         wanted = train(config.federation(), Path(folder) / "undisturbed")[2]["average"]["ACC"]
-        town = Town(rehearsal(Path(folder) / "town", *settings, timing=Timing(deadline=1.0, linger=60.0)))
+        town = Town(rehearsal(Path(folder) / "town", *settings, timing=Timing(deadline=1.0, linger=60.0, patience=5.0)))
         try:
             began = time.monotonic()
             town.start(*NAMES)
@@ -63,6 +63,8 @@ def harass(town: Town, dice: random.Random, kills: int, rounds: int) -> int:
         furthest = max(town.round(name) for name in NAMES)
         if moments and furthest >= moments[0]:
             alive = [name for name in NAMES if not town.dead(name)]
+            if not alive and not back:
+                break
             if len(alive) >= 2:
                 moments.pop(0)
                 victim = dice.choice(alive)

@@ -225,7 +225,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_no_half_of_a_line(log, path, mon
         again.record("posteriors", "south", 7, b"x")
 
 
-def word(length: int, key=KEY, node: str = "north", last: str = "x" * 64) -> pb.Head:
+def word(length: int, key=KEY, node: str = "north", last: str = "a" * 64) -> pb.Head:
     said = Head.sign(node, length, last, key)
     return pb.Head(length=said.length, hash=said.hash, signature=said.signature)
 
@@ -259,3 +259,36 @@ def test_a_witness_that_was_killed_while_it_wrote(tmp_path):
 
 def test_a_head_of_nothing(path):
     assert audit(path, [Head.sign("north", 0, "", KEY)], KEY.public_key()).problems == ["a witness saw another line 0"]
+
+
+def test_a_witness_keeps_nothing_that_is_no_head(tmp_path):
+    kept = Witnesses(tmp_path)
+    for strange in (
+        word(3, last="x" * 64),
+        word(3, last="a" * 4000),
+        pb.Head(length=3, hash="a" * 64, signature="A" * 999),
+    ):
+        with pytest.raises(PeerRefusedError, match="that is none"):
+            kept.take("north", strange, KEY.public_key())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torn_in_its_first_line_it_is_verified_all_the_same(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"line":1,"ti')
+    log = AuditLog(path, "north", "zoo", KEY)
+    for round in range(1, 4):
+        log.record("posteriors", "south", round, b"x")
+    head = log.head()
+    log.close()
+    report = audit(path, [head], KEY.public_key())
+    assert (report.problems, report.node, report.witnessed) == ([], "north", 5)
+    path.write_bytes(b"".join(lines(path)[:-2]))
+    assert audit(path, [head], KEY.public_key()).problems == ["2 lines were cut off: a witness saw 5"]
+
+
+def test_what_is_no_number_is_told(path):
+    changed = [json.loads(line) for line in lines(path)]
+    changed[3]["bytes"] = "abc"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in changed))
+    assert "line 4 does not say how much was sent" in audit(path).problems

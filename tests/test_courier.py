@@ -127,6 +127,69 @@ def test_a_revoked_peer_stops_sending(town):
     assert town.desk.heard == [("b", b"x")]
 
 
+def test_to_a_revoked_peer_nothing_is_sent(town):
+    """Also on a connection that was there before."""
+    town.courier.send(1, b"x")
+    until(lambda: town.courier.contact.sent == 1)
+    town.founder.revoke("a")
+    town.courier.send(2, b"y")
+    until(lambda: town.courier.contact.state == "refused")
+    assert "is revoked" in town.courier.contact.reason
+    assert town.desk.heard == [("b", b"x")]
+    assert audit(town.folder / "audit-b").messages["posteriors"] == 1
+
+
+def test_what_fails_in_the_handshake_is_in_the_log_of_whoever_dials(tmp_path, town, caplog):
+    stranger = Town(tmp_path / "elsewhere")
+    try:
+        log = AuditLog(tmp_path / "audit-x", "b", "zoo", stranger.identity("b").signer)
+        agreed = town.desk.agreed
+        courier = Courier(Line(stranger.circle("b"), "a", town.address), agreed, log, lambda: agreed.hello("b", 1))
+        courier.start()
+        until(lambda: courier.contact.state == "refused")
+        assert "'a' cannot be reached" in caplog.text
+        assert "does not show a certificate of this federation" in caplog.text
+        courier.close(pb.Goodbye(), 0)
+    finally:
+        stranger.listener.stop(0)
+
+
+def test_an_error_that_nobody_thought_of_does_not_end_a_courier(town, monkeypatch, caplog):
+    until(lambda: town.courier.contact.state == "up")
+    call, failed = Line.call, []
+
+    def failing(self, *arguments):
+        if not failed:
+            failed.append(True)
+            raise UnicodeError("whatever")
+        return call(self, *arguments)
+
+    monkeypatch.setattr(Line, "call", failing)
+    town.courier.send(1, b"x")
+    until(lambda: town.desk.heard == [("b", b"x")])
+    assert "UnicodeError: whatever" in caplog.text
+
+
+def test_an_idle_courier_finds_out_that_the_other_is_gone(town, monkeypatch):
+    until(lambda: town.courier.contact.state == "up")
+    monkeypatch.setattr(couriers, "IDLE", 0.2)
+    town.courier.send(1, b"x")
+    until(lambda: town.courier.contact.sent == 1)
+    town.listener.stop(0)
+    until(lambda: town.courier.contact.state == "down")
+
+
+def test_when_it_ends_a_signal_that_is_early_is_let_go(town, monkeypatch):
+    def early(caller, posteriors):
+        raise Refused(Reason.FUTURE, "it is of round 900")
+
+    monkeypatch.setattr(town.desk, "taught", early)
+    town.courier.send(900, b"x")
+    until(lambda: town.courier.contact.state == "up")
+    town.courier.close(pb.Goodbye(round=3), 5)
+    assert town.desk.heard[-1] == ("b", 3)  # the goodbye
+
+
 def test_a_signal_that_is_not_taken_is_not_sent_again(town, monkeypatch):
     def picky(caller, posteriors):
         if posteriors == b"bad":

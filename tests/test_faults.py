@@ -10,7 +10,7 @@ from enum import Enum, auto
 import pytest
 
 from conftest import train
-from faulty import AT, FAULT
+from faulty import AT, FAULT, SLOW
 from town import NAMES, Town
 
 ROUNDS = 400
@@ -55,12 +55,12 @@ def undisturbed(tmp_path_factory) -> float:
 def killed(how: str) -> Callable[[Town], None]:
     def play(town: Town) -> None:
         others = [name for name in NAMES if name != "M20"]
-        town.start(*others)
-        town.start("M20", **{FAULT: how})
+        town.start(*others, **{SLOW: "0.01"})  # so that there is time for M20 to come back
+        town.start("M20", **{SLOW: "0.01", FAULT: how})
         town.until(lambda: town.dead("M20"))
         assert town.processes["M20"].returncode == -signal.SIGKILL
         assert AT - 20 <= town.round("M20") <= AT + 50
-        town.start("M20")
+        town.start("M20", **{SLOW: "0.01"})
 
     return play
 
@@ -136,6 +136,7 @@ SHOWS: dict[Fault, tuple[str, ...]] = {
     Fault.CUT_IN_ONE_DIRECTION: ("M0: 'M20' did not answer", f"M0: {BACK}"),
     Fault.CUT_INTO_HALVES: ("M40: 'M0' did not answer", "M0: 'M40' is heard again", "M60: 'M20' is heard again"),
     Fault.DELAYED: ("M0: 'M20' did not answer", f"M0: {BACK}"),
+    Fault.REORDERED: ("M20: holds back round 120",),
     Fault.DUPLICATED: ("M0: dropped a signal of 'M20'",),
     Fault.TRUNCATED: ("M40: dropped a signal of 'M20'", f"M40: {BACK}"),
 }
@@ -145,7 +146,7 @@ SHOWS: dict[Fault, tuple[str, ...]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
 def test_all_end_well(town, undisturbed, fault):
-    made = town(*SETTINGS, deadline=1.0, linger=30.0)
+    made = town(*SETTINGS, deadline=60.0 if fault is Fault.NONE else 1.0, linger=30.0)
     PLAYS[fault](made)
     results = made.finish(180)  # also that no checkpoint is damaged, and that every record is whole
     assert all(result["rounds"] == ROUNDS for result in results.values())
@@ -156,3 +157,25 @@ def test_all_end_well(town, undisturbed, fault):
         assert all(result["skipped"] == 0 and result["refused"] == {} for result in results.values())
     found = made.accuracy()
     assert abs(found - undisturbed) <= (0.0 if fault is Fault.NONE else WITHIN)
+
+
+@pytest.mark.slow
+def test_a_slow_peer_that_was_away_is_waited_for_again(town):
+    """It is slower than the others, who did not wait for it; they do once it is heard, if too late."""
+    made = town(*SETTINGS, deadline=2.0, linger=30.0)
+    made.start(*NAMES, **{SLOW: "0.005"})
+    made.until(lambda: made.round("M20") >= 60)
+    made.kill("M20")
+    made.until(lambda: "'M20' did not answer" in made.log("M0"))
+    made.start("M20", **{SLOW: "0.03"})
+    results = made.finish(180)
+    assert BACK in made.log("M0")
+    assert made.log("M20").count("goes on from there") <= 10
+    assert results["M20"]["skipped"] < 300
+
+
+@pytest.mark.slow
+def test_who_is_silent_does_not_stop_those_it_is_paired_with(town):
+    made = town("run.rounds=60", "method.pairing=pairs", "method.peers_per_round=1", deadline=0.5, linger=0.0)
+    made.start("M0", "M20", "M40")
+    assert {result["rounds"] for result in made.finish().values()} == {60}

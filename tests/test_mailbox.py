@@ -123,6 +123,29 @@ def test_who_is_not_heard_is_not_expected():
     assert reason(mailbox("b"), data()) is Reason.NOT_EXPECTED  # oneself
 
 
+def test_without_waiting_those_are_heard_whose_turn_it_is():
+    box = mailbox(staleness=5, peers_per_round=1)
+    for round in range(1, 7):
+        box.enter(round)
+        taught = FedH2L(peers_per_round=1).teachers(ROSTER, round)["a"]
+        for name in "bcd":
+            if name in taught:
+                box.accept(name, data(signal(name, round)))
+            else:
+                assert reason(box, data(signal(name, round)), name) is Reason.NOT_EXPECTED
+        assert {s.sender for s in box.newest(round)} == set(taught)
+
+
+def test_staleness_counts_exchanges():
+    box = mailbox(staleness=1, interval=10)
+    box.enter(10)
+    box.accept("b", data(signal("b", 10)))
+    box.enter(20)
+    assert [s.round for s in box.newest(20)] == [10]
+    box.enter(21)
+    assert box.newest(30) == []  # that of round 20 would do
+
+
 def test_waiting_ends_when_all_are_there_or_at_the_deadline():
     box = mailbox()
     sender = threading.Timer(0.1, lambda: [box.accept(n, data(signal(n))) for n in ("d", "b", "c")])

@@ -15,8 +15,8 @@ from fedh2l.cli.logs import LogFormat, use_format
 from fedh2l.errors import ConfigError, RunError
 from fedh2l.peer.rehearsal import PEER, free_ports
 from fedh2l.peer.settings import load_peer
-from fedh2l.peer.status import PEER as MEMBER
 from fedh2l.peer.status import ask
+from fedh2l.peer.transport import SERVICE as MEMBER
 from town import NAMES, rehearsal
 
 

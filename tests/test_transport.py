@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import ssl
 import threading
+import time
 from datetime import timedelta
 
 import grpc
 import pytest
 
 from fedh2l.peer import authority as authorities
-from fedh2l.peer import certificates
+from fedh2l.peer import certificates, transport
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.authority import Authority
 from fedh2l.peer.charter import Charter
@@ -51,7 +53,7 @@ class Answers(Desk):
     def present(self):
         return 5
 
-    def turned_away(self, why):
+    def turned_away(self, caller, reason, why):
         self.refused.append(why)
 
 
@@ -308,6 +310,25 @@ def test_noise_on_the_port_changes_nothing(town, caplog):
             with socket.create_connection(("127.0.0.1", town.listener.port), 5) as plain:
                 plain.sendall(noise)
     assert town.greet("b", town.desk.agreed, 1).round == 5
+
+
+def test_who_connects_and_says_nothing_makes_room_again(town, monkeypatch):
+    monkeypatch.setattr(transport, "HANDSHAKE", 1.0)
+    monkeypatch.setattr(transport, "CONNECTIONS", 8)
+    listener = Listener(town.circle("a"), town.desk, "127.0.0.1:0", LARGEST, "abc")
+    listener.start()
+    before = len(os.listdir("/proc/self/fd"))
+    idle = [socket.create_connection(("127.0.0.1", listener.port), 5) for _ in range(100)]
+    try:
+        time.sleep(0.3)
+        assert len(os.listdir("/proc/self/fd")) - before - len(idle) <= 8 + 4 * 3 + 2
+        time.sleep(1.5)
+        address = f"127.0.0.1:{listener.port}"
+        assert town.line("b", address=address).greet(town.desk.agreed, town.desk.agreed.hello("b", 1), 5).round == 5
+    finally:
+        for each in idle:
+            each.close()
+        listener.stop(0)
 
 
 def test_a_port_that_is_taken(town):

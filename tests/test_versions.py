@@ -46,6 +46,8 @@ def test_who_takes_part_in_which_round():
     assert terms.at(60).shape("d") == (4, 2)
     assert terms.largest("d") > 0
     assert terms.largest("nobody") == 0
+    with pytest.raises(ConfigError, match="holds from round 101, after the last one"):
+        pair_up([FIRST, charter(2, 101)], [ABC])
 
 
 def test_seed_sets_that_do_not_fit():

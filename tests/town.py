@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
-from relay import Link, Relay
+from relay import Link, Relay, reroute
 
 from conftest import MLPS, TINY
 from fedh2l.checkpoints import unpack
@@ -94,17 +94,8 @@ class Town:
 
     def link(self) -> dict[tuple[str, str], Link]:
         """From now on every peer reaches every other through a link of its own; by who dials and who is dialled."""
-        self.relay, links = Relay(), {}
-        roster = (self.folder / "roster.toml").read_text()
-        for name in self.rehearsed.names:
-            own = roster
-            for other, address in self.rehearsed.addresses.items():
-                if other != name:
-                    links[name, other] = self.relay.link(address)
-                    own = own.replace(address, links[name, other].address)
-            (self.folder / name / "roster.toml").write_text(own)
-            self.edit(name, ("../roster.toml", "roster.toml"))
-        return links
+        self.relay = Relay()
+        return reroute(self.rehearsed, self.relay)
 
     def finish(self, seconds: float = 120) -> dict[str, dict]:
         """All peers to their end, with nothing broken on the way."""

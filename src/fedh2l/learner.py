@@ -90,6 +90,10 @@ class Learner(Network):
             self._pools[kind] = Samples.concatenate(self.parts_of(kind))
         return self._pools[kind]
 
+    def use(self, seed_set: SeedSet) -> None:
+        """From now on with other public data."""
+        self.seed_set, self._pools = seed_set, {}
+
     def parts_of(self, kind: Pool) -> list[Samples]:
         """The sets of samples that a local pool consists of, in order."""
         public = self.seed_set.parts

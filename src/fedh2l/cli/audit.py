@@ -50,6 +50,7 @@ def audit(
 WORDS = {
     "posteriors": "posteriors on public data",
     "greeting": "greetings",
+    "refusal": "refusals that name what differs",
     "head": "signed heads of this record",
     "goodbye": "goodbyes",
 }

@@ -28,7 +28,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        text = record.getMessage()
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage())  # others may forge lines
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         if self._how is LogFormat.TEXT:

@@ -32,19 +32,18 @@ def peer(
     """Run this organisation's peer: train its node, exchange posteriors with the others, until the last round."""
     needs("peer", *MODULES)
     from fedh2l.peer.peer import Peer
+    from fedh2l.peer.quiet import Quiet
     from fedh2l.peer.settings import load_peer
 
     config = load_peer(path, insecure)
     use_format(log_format, config.name)
+    log.addFilter(Quiet())
     if insecure:
         log.warning("no certificates are used: whoever is on this machine can take part, as anybody")
     elif config.identity is not None and config.identity.ends_soon:
         log.warning("the certificate ends on %s: renew it", f"{config.identity.about.until:%Y-%m-%d}")
     out = config.path(config.settings.out)
     directory = RunDirectory.open(out) if (out / CONFIG).exists() else RunDirectory.claim(out, config.text)
-    if directory.result() is not None:
-        log.warning("'%s' has already done its last round; its models are in %s", config.name, out)
-        return
     asked: list[bool] = []
     with directory.locked(), on_interrupt(lambda: asked.append(True)):
         finished = Peer(config, directory).run(lambda: bool(asked))

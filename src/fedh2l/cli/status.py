@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from fedh2l.cli.console import err, print_json
+from fedh2l.cli.console import err, notice, print_json
 from fedh2l.cli.extras import needs
 from fedh2l.cli.peer import MODULES
 from fedh2l.reporting.tables import human_bytes
@@ -45,7 +46,8 @@ def status(
         why = [peer.reason] if peer.reason else []
         why += [f"{count} × {reason}" for reason, count in sorted(peer.refused.items())]
         counts = (peer.round, peer.sent, peer.dropped, peer.heard, sum(peer.refused.values()))
-        table.add_row(
-            peer.name, peer.state, *(f"{count:,}" for count in counts), human_bytes(peer.bytes), "; ".join(why)
-        )
+        cells = [peer.name, peer.state, *(f"{count:,}" for count in counts), human_bytes(peer.bytes), "; ".join(why)]
+        table.add_row(*map(Text, cells))  # others have a say in what stands there
     err.print(table)
+    for who, count in sorted(state.turned_away.items()):
+        notice(f"{count:,} calls turned away: {who}")

@@ -125,7 +125,7 @@ class AuditLog:
             os.write(self._file, b"\n")
         if torn and not only_its_end:
             self._append({"kind": TORN, "bytes": len(torn), "sha256": hashlib.sha256(torn).hexdigest()})
-        if self._length == 0:
+        if not any(isinstance(entry, dict) and entry.get("kind") == START for entry in whole):
             self._append({"kind": START, "node": node, "federation": federation})
 
     def _count(self, entry: dict[str, Any]) -> None:
@@ -257,14 +257,18 @@ def _take(entry: dict[str, Any], fragment: bytes | None, number: int, report: Re
         report.problems.append(f"line {number - 1} cannot be read")
     if kind == START:
         report.node, report.federation = str(entry.get("node")), str(entry.get("federation"))
-        if number != 1:
+        if report.lines > len(report.torn):
             report.problems.append(f"line {number} starts the record anew")
     elif kind != TORN:
-        report.sent[kind] += int(entry.get("bytes", 0))
+        size, round = entry.get("bytes"), entry.get("round")
+        if not isinstance(size, int) or not isinstance(round, int):
+            report.problems.append(f"line {number} does not say how much was sent")
+            return
+        report.sent[kind] += size
         report.messages[kind] += 1
         report.receivers.add(str(entry.get("peer")))
-        report.last_round = max(report.last_round, int(entry.get("round", 0)))
-    if number == 1 and kind != START:
+        report.last_round = max(report.last_round, round)
+    if not report.node and kind not in (START, TORN):
         report.problems.append("its beginning is missing")
 
 

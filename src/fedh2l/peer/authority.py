@@ -32,6 +32,7 @@ from fedh2l.roster import check_name
 
 AUTHORITY_DAYS = 3650
 MEMBER_DAYS = 365
+MOST_DAYS = 36500
 BACKDATED = timedelta(hours=1)
 """Certificates are valid from a little before they are made: clocks need not agree."""
 
@@ -53,6 +54,7 @@ class Authority:
         """A new one, with an empty list of what is revoked."""
         if not 1 <= len(federation) <= 64:
             raise PKIError("the name of a federation has 1 to 64 characters")
+        _check_days(days)
         folder_for(folder)
         key = ec.generate_private_key(ec.SECP256R1())
         write_private(folder / CA_KEY, key_bytes(key))
@@ -107,6 +109,7 @@ class Authority:
                 )
             if entry["name"] != about.name and entry["pin"] == about.pin:
                 raise PKIError(f"the key of this request is already that of '{entry['name']}'")
+        _check_days(days)
         until = now() + timedelta(days=days)
         if until > self.certificate.not_valid_after_utc:
             raise PKIError(
@@ -172,9 +175,12 @@ class Authority:
         write(self.folder / LEDGER, (json.dumps(entries, indent=1) + "\n").encode())
 
 
+def _check_days(days: int) -> None:
+    if not 1 <= days <= MOST_DAYS:
+        raise PKIError(f"a certificate is valid for at least one day, and at most {MOST_DAYS:,}")
+
+
 def _builder(subject: x509.Name, issuer: x509.Name, key: Any, days: int) -> x509.CertificateBuilder:
-    if days < 1:
-        raise PKIError("a certificate is valid for at least one day")
     start = now()
     return (
         x509.CertificateBuilder()

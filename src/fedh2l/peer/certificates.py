@@ -225,7 +225,9 @@ class Revocations:
             raise PKIError(f"'{self._path}' is not signed by the authority of this federation")
         return {entry.serial_number for entry in found}
 
-    def __contains__(self, certificate: x509.Certificate) -> bool:
+    @property
+    def version(self) -> object:
+        """What differs when another list holds; a new one is read here."""
         version = _version(self._path)
         if version != self._version:
             self._version = version
@@ -233,6 +235,10 @@ class Revocations:
                 self._serials = self._read()
             except PKIError as error:
                 log.error("the list that was read before still holds: %s", error)
+        return version
+
+    def __contains__(self, certificate: x509.Certificate) -> bool:
+        _ = self.version  # reads a new list, if there is one
         return certificate.serial_number in self._serials
 
 

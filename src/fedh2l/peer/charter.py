@@ -45,11 +45,13 @@ class Timing(Section):
         description="with fewer: wait for them, at most `patience` seconds, and then pause; or pause at once. A paused "
         "peer is saved, still answers, and goes on when enough are back",
     )
-    patience: float = Field(600.0, gt=0, le=2**31, description="seconds that are waited below quorum")
-    linger: float = Field(
-        60.0, ge=0, le=2**31, description="seconds that a peer which is done stays for those who are not"
+    patience: float = Field(
+        600.0, gt=0, le=2**31, description="seconds that are waited below quorum, and until one peer alone is believed"
     )
-    staleness: int = Field(5, ge=0, description="how many rounds old a signal may be, when asynchronous")
+    linger: float = Field(
+        600.0, ge=0, le=2**31, description="seconds that a peer which is done stays for those who are not"
+    )
+    staleness: int = Field(5, ge=0, description="how many exchanges old a signal may be, when asynchronous")
 
 
 class Member(Section):
@@ -115,6 +117,12 @@ class Charter:
                 f"method.name = '{self.method.title}': between organisations only posteriors on public data may cross, "
                 f"and there is no server; this method sends {self.method.crossing() or 'nothing'}"
                 f"{'' if self.method.decentralised else ' to a server'}"
+            )
+        hooks = [hook for hook in ("adapt", "fitted", "prepare") if _overrides(self.method, hook)]
+        if hooks:
+            raise ConfigError(
+                f"method.name = '{self.method.title}': it looks at all nodes before the first round ({hooks[0]}), and "
+                "a peer has only its own"
             )
         self.method.check(Roster(self.names, self.agreement.seed))
         for what, values in (("address", self.addresses), ("pin", self.pins)):
@@ -210,6 +218,10 @@ class Charter:
         return "\n".join(lines) + "\n"
 
 
+def _overrides(method: Method, hook: str) -> bool:
+    return getattr(type(method), hook) is not getattr(Method, hook)
+
+
 PARTS: dict[str, Any] = {"method": {}, "timing": {}, "members": []}
 """The tables of a file, and what stands for those that are not there."""
 
@@ -259,6 +271,10 @@ def check_versions(versions: Sequence[Charter]) -> None:
                 raise ConfigError(f"version {new.version} of the roster has another {key} than version {old.version}")
         if (before.method.title, before.method) != (after.method.title, after.method):
             raise ConfigError(f"version {new.version} of the roster has another method than version {old.version}")
+        if new.from_round > min(old.rounds, new.rounds):
+            raise ConfigError(
+                f"version {new.version} of the roster holds from round {new.from_round}, after the last one"
+            )
         if new.version != old.version + 1 or new.from_round <= old.from_round:
             raise ConfigError(
                 f"version {new.version} from round {new.from_round} does not follow version {old.version} from round "
@@ -268,7 +284,7 @@ def check_versions(versions: Sequence[Charter]) -> None:
 
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of `host:port`; an IPv6 address stands in brackets."""
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(\d{1,5})", text)
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*):(\d{1,5})", text)
     if found is None or not 1 <= int(found[2]) <= 65535:
         raise ValueError("it should be host:port, an IPv6 address in brackets")
     host = found[1]

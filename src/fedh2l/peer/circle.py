@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import socket
 import ssl
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,9 @@ log = logging.getLogger("fedh2l.peer")
 FROM = "fedh2l-from"
 """Under which the name of the caller stands beside a call, where there are no certificates."""
 OPTIONS = [("grpc.enable_retries", 0)]
+BELIEVED = 10.0
+"""Seconds after which a certificate is looked at again, if nothing else has changed."""
+MOST_VERDICTS = 1000
 
 
 class PeerRefusedError(FedH2LError):
@@ -60,6 +64,10 @@ class Circle(ABC):
     def dial(self, member: str, address: str, timeout: float) -> grpc.Channel:
         """A connection; raises `PeerRefusedError` if somebody else answers, and `OSError` if nobody does."""
 
+    @abstractmethod
+    def check(self, member: str) -> None:
+        """Raises `PeerRefusedError` if a member who was met may no longer be spoken to."""
+
     @property
     def signature(self) -> Sequence[tuple[str, str]]:
         """What stands beside every call that this peer makes."""
@@ -77,7 +85,9 @@ class Sealed(Circle):
         self.identity, self.name = identity, identity.about.name
         self.authority = x509.load_pem_x509_certificate(identity.authority)
         self._revoked = Revocations(self.authority, revoked)
-        self._keys: dict[str, Any] = {}
+        self._met: dict[str, x509.Certificate] = {}
+        """The certificate that each of those who were met has shown last."""
+        self._verdicts: dict[tuple[object, ...], tuple[float, str | None]] = {}
         self.admit(pins)
         if self.name not in self.members:
             raise PeerRefusedError(f"this peer's certificate is that of '{self.name}', who is not a member")
@@ -93,7 +103,25 @@ class Sealed(Circle):
         pin = self._pins.get(name)
         if pin is None:
             return f"'{name}' is not in the roster"
-        return refusal(der, name, pin, self.authority, self._revoked)
+        return self._verdict(der, name, pin)
+
+    def _verdict(self, der: bytes, name: str, pin: str) -> str | None:
+        """As `refusal` says; worked out anew after a while, for certificates end, and when another list holds."""
+        key, now = (der, name, pin, self._revoked.version), time.monotonic()
+        known = self._verdicts.get(key)
+        if known is None or now - known[0] > BELIEVED:
+            if len(self._verdicts) > MOST_VERDICTS:
+                self._verdicts.clear()
+            known = self._verdicts[key] = (now, refusal(der, name, pin, self.authority, self._revoked))
+        return known[1]
+
+    def check(self, member: str) -> None:  # noqa: D102 - as in Circle
+        certificate = self._met.get(member)
+        if certificate is None:
+            return
+        problem = self.refusal(certificate.public_bytes(serialization.Encoding.DER), member)
+        if problem:
+            raise PeerRefusedError(f"'{member}': {problem}")
 
     def caller(self, context: grpc.ServicerContext) -> str:  # noqa: D102 - as in Circle
         about = context.auth_context()
@@ -111,11 +139,11 @@ class Sealed(Circle):
         problem = self.refusal(certificate.public_bytes(serialization.Encoding.DER), names[0])
         if problem:
             raise PeerRefusedError(f"{context.peer()} as '{names[0]}': {problem}")
-        self._keys[names[0]] = certificate.public_key()  # that of the pin, so the same one whenever it calls
+        self._met[names[0]] = certificate
         return names[0]
 
     def key_of(self, member: str) -> Any:  # noqa: D102 - as in Circle
-        return self._keys[member]
+        return self._met[member].public_key()
 
     def bind(self, server: grpc.Server, address: str) -> int:  # noqa: D102 - as in Circle
         pair = [(self.identity.key, self.identity.certificate)]
@@ -129,7 +157,8 @@ class Sealed(Circle):
         problem = self.refusal(der, member)
         if problem:
             raise PeerRefusedError(f"{address}, where '{member}' should be: {problem}")
-        root = x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+        self._met[member] = x509.load_der_x509_certificate(der)
+        root = self._met[member].public_bytes(serialization.Encoding.PEM)
         credentials = grpc.ssl_channel_credentials(root, self.identity.key, self.identity.certificate)
         return grpc.secure_channel(address, credentials, options=OPTIONS)
 
@@ -145,6 +174,10 @@ class Open(Circle):
 
     def admit(self, pins: Mapping[str, str]) -> None:  # noqa: D102 - as in Circle
         self.members = frozenset(pins)
+
+    def check(self, member: str) -> None:  # noqa: D102 - as in Circle
+        if member not in self.members:
+            raise PeerRefusedError(f"'{member}' is not in the roster")
 
     @property
     def signature(self) -> Sequence[tuple[str, str]]:  # noqa: D102 - as in Circle

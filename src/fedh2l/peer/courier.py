@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 
@@ -17,7 +17,7 @@ from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import SIGNAL, AuditError, AuditLog
 from fedh2l.peer.circle import PeerRefusedError
 from fedh2l.peer.handshake import Agreed
-from fedh2l.peer.transport import ROUND, Line
+from fedh2l.peer.transport import EARLY, REFUSED, ROUND, Line
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -31,12 +31,10 @@ TIMEOUT = 10.0
 State = Literal["down", "up", "refused"]
 FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED)
 """Answers after which the same signal is not sent again."""
-EARLY = grpc.StatusCode.ABORTED
-"""The answer to a signal of a round that is still far ahead of the other's, which may be sent again."""
 NOT_YET = 0.5
-"""Seconds until it is."""
-REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION)
-"""Answers that mean this peer, not this signal."""
+"""Seconds until a signal that is early is sent again."""
+IDLE = 30.0
+"""Seconds without a signal after which the other is greeted again, to know how it is."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,10 @@ class Courier:
         if self._thread.is_alive():
             self._thread.join(max(0.0, until - time.monotonic()) + 1)
 
+    def _note(self, **changes: Any) -> None:
+        with self._changed:
+            self.contact = replace(self.contact, **changes)
+
     def _drop(self) -> None:
         self._waiting.popleft()
         self.contact = replace(self.contact, dropped=self.contact.dropped + 1)
@@ -126,6 +128,11 @@ class Courier:
                 pause = LONGEST_PAUSE
             except (OSError, grpc.RpcError, AuditError) as error:
                 self._hang_up("down", _said(error))
+            except Exception as error:  # this thread must live, whatever the other has said
+                reason = f"{type(error).__name__}: {error}"
+                if reason != self.contact.reason:
+                    log.exception("taking signals to '%s' failed", self._line.member)
+                self._hang_up("down", reason)
             else:
                 continue
             self._rest(pause * random.uniform(0.5, 1.5))
@@ -149,20 +156,26 @@ class Courier:
     def _connect(self) -> None:
         if self._connected:
             return
-        self._line.open(TIMEOUT)
+        if not self._line.is_open:
+            self._line.open(TIMEOUT)
         hello = self._hello()
         self._audit.record("greeting", self._line.member, hello.round, hello.SerializeToString())
         answer = self._line.greet(self._agreed, hello, TIMEOUT)
         self._connected = True
         if self.contact.state != "up":
             log.info("'%s' is there, in round %d", self._line.member, answer.round)
-        self.contact = replace(self.contact, state="up", reason="", round=answer.round, finished=answer.finished)
+        self._note(state="up", reason="", round=answer.round, finished=answer.finished)
 
     def _deliver(self) -> None:
         """Takes what waits, one after the other, until there is nothing and more may come."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._head_due or self._closing is not None)
+                asked = self._changed.wait_for(
+                    lambda: self._waiting or self._head_due or self._closing is not None, IDLE
+                )
+                if not asked:
+                    self._connected = False
+                    return
                 if not self._waiting and not self._head_due:
                     break
                 if self._closing is not None and time.monotonic() > self._until:
@@ -174,41 +187,43 @@ class Courier:
                 self._bear_witness()
         assert self._closing is not None
         self._bear_witness()
-        self._audit.record("goodbye", self._line.member, self._closing.round, self._closing.SerializeToString())
-        self._line.call("Leave", self._closing, pb.Receipt, self._timeout())
+        self._say("goodbye", self._closing.round, "Leave", self._closing)
         self._until = 0.0
 
     def _bear_witness(self) -> None:
         """The other is told how long this peer's record of what it sent is now, so that it stays that long."""
         said = self._audit.head()
         head = pb.Head(length=said.length, hash=said.hash, signature=said.signature)
-        self._audit.record("head", self._line.member, self._hello().round, head.SerializeToString())
-        self._line.call("Witness", head, pb.Receipt, self._timeout())
+        self._say("head", self._hello().round, "Witness", head)
         self._head_due = False
 
-    def _timeout(self) -> float:
-        return TIMEOUT if self._closing is None else min(TIMEOUT, max(0.1, self._until - time.monotonic()))
+    def _say(self, kind: str, round: int, method: str, message: Any, payload: bytes | None = None) -> pb.Receipt:
+        """To whom may hear it, and with a line on record before it leaves."""
+        self._line.check()
+        self._audit.record(kind, self._line.member, round, payload or message.SerializeToString())
+        left = TIMEOUT if self._closing is None else min(TIMEOUT, max(0.1, self._until - time.monotonic()))
+        receipt: pb.Receipt = self._line.call(method, message, pb.Receipt, left)
+        return receipt
 
     def _take(self, round: int, payload: bytes) -> None:
-        self._audit.record(SIGNAL, self._line.member, round, payload)
         try:
-            receipt = self._line.call("Teach", pb.Signal(posteriors=payload), pb.Receipt, self._timeout())
+            receipt = self._say(SIGNAL, round, "Teach", pb.Signal(posteriors=payload), payload)
         except grpc.RpcError as error:
             if error.code() in REFUSED:
                 raise PeerRefusedError(f"'{self._line.member}' refuses this peer: {error.details()}") from None
             if error.code() not in (*FINAL, EARLY):
                 raise
-            theirs = dict(error.trailing_metadata() or ()).get(ROUND)
-            if theirs is not None and theirs.isdecimal():
-                self.contact = replace(self.contact, round=int(theirs))
-            if error.code() is EARLY:
+            theirs = dict(error.trailing_metadata() or ()).get(ROUND, "")
+            if theirs.isdecimal() and len(theirs) < 10:
+                self._note(round=int(theirs))
+            if error.code() is EARLY and self._closing is None:
                 self._rest(NOT_YET)
                 return
             log.warning("'%s' would not take the signal of round %d: %s", self._line.member, round, error.details())
             self._settle(round, payload, taken=False)
             return
         self._settle(round, payload, taken=True)
-        self.contact = replace(self.contact, round=receipt.round)
+        self._note(round=receipt.round)
 
     def _settle(self, round: int, payload: bytes, taken: bool) -> None:
         """A signal is done with, one way or the other."""
@@ -225,7 +240,7 @@ class Courier:
             log.warning("'%s' cannot be reached: %s", self._line.member, reason)
         self._connected = False
         self._line.close()
-        self.contact = replace(self.contact, state=state, reason=reason)
+        self._note(state=state, reason=reason)
 
 
 def _said(error: BaseException) -> str:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditLog
 from fedh2l.peer.circle import Circle, PeerRefusedError
 from fedh2l.peer.handshake import Agreed
-from fedh2l.peer.mailbox import Mailbox
-from fedh2l.peer.neighbours import GREETINGS, Neighbours
+from fedh2l.peer.mailbox import Mailbox, Reason, Refused
+from fedh2l.peer.neighbours import Neighbours
 from fedh2l.peer.transport import Desk
 from fedh2l.peer.witness import Witnesses
 
 log = logging.getLogger("fedh2l.peer")
+
+GREETINGS = (10, 10.0)
+"""How many greetings of one member are answered within how many seconds."""
+HEADS = (30, 3600.0)
+"""How many heads of one member's audit log are kept within how many seconds."""
+LONGEST = 500
+"""Characters that a log line quotes of what others say."""
 
 
 class FrontDesk(Desk):
@@ -33,32 +41,45 @@ class FrontDesk(Desk):
     ) -> None:
         self._circle, self._agreed, self._mailbox, self._neighbours = circle, agreed, mailbox, neighbours
         self._audit, self._witnesses, self._hello, self._present = audit, witnesses, hello, present
+        self.refused: Counter[tuple[str, str]] = Counter()
+        """How many calls of whom were turned away, and why; of nobody if it was no member."""
 
     def present(self) -> int:  # noqa: D102 - as in Desk
         return self._present()
 
     def greeted(self, caller: str, hello: pb.Hello) -> pb.Hello:
         """To whom has agreed on the same: the round that this peer is in."""
-        answer = self._hello()
-        self._agreed.check(caller, hello, answer.round)
-        if self._neighbours.too_often(caller, "Greet"):
-            many, within = GREETINGS
+        many, within = GREETINGS
+        if self._neighbours.too_often(caller, "Greet", many, within):
             raise PeerRefusedError(f"'{caller}' greets more than {many} times in {within:g} s")
-        self._neighbours.heard_from(caller, hello)
+        answer = self._hello()
+        try:
+            self._agreed.check(caller, hello, answer.round)
+        except PeerRefusedError as refused:  # which names what this peer agreed on, and leaves this machine
+            self._audit.record("refusal", caller, answer.round, str(refused).encode())
+            raise
+        self._neighbours.greets(caller, hello.finished)
         self._audit.record("greeting", caller, answer.round, answer.SerializeToString())
         return answer
 
     def taught(self, caller: str, posteriors: bytes) -> None:
-        """Keeps a sound signal."""
-        signal = self._mailbox.accept(caller, posteriors)
-        if caller in self._neighbours.late:
-            self._neighbours.late.discard(caller)
-            about = {"peer": caller, "round": signal.round}
-            log.info("'%s' is heard again, in round %d", caller, signal.round, extra=about)
+        """Keeps a sound signal; also one that comes too late shows that its sender is there."""
+        try:
+            self._mailbox.accept(caller, posteriors)
+        except Refused as refused:
+            if refused.reason is Reason.PAST:
+                self._heard(caller)
+            raise
+        self._heard(caller)
+
+    def _heard(self, caller: str) -> None:
+        if self._neighbours.heard(caller):
+            about = {"peer": caller, "round": self.present()}
+            log.info("'%s' is heard again, in round %d", caller, self.present(), extra=about)
 
     def told(self, caller: str, head: pb.Head) -> None:
         """Keeps it, as a witness."""
-        if not self._neighbours.too_often(caller, "Witness"):
+        if not self._neighbours.too_often(caller, "Witness", *HEADS):
             self._witnesses.take(caller, head, self._circle.key_of(caller))
 
     def left(self, caller: str, goodbye: pb.Goodbye) -> None:
@@ -70,6 +91,7 @@ class FrontDesk(Desk):
         if goodbye.finished:
             self._neighbours.finished.add(caller)
 
-    def turned_away(self, why: str) -> None:
-        """Says so."""
-        log.warning("turned away: %s", why)
+    def turned_away(self, caller: str, reason: str, why: str) -> None:
+        """Counts it, and says so."""
+        self.refused[caller, reason] += 1
+        log.warning("turned away: %s", why[:LONGEST], extra={"peer": caller, "reason": reason})

@@ -63,7 +63,14 @@ class Question(_message.Message):
     def __init__(self) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("node", "federation", "version", "round", "rounds", "phase", "accuracy", "conflict_rate", "skipped", "bytes", "seconds", "peers")
+    __slots__ = ("node", "federation", "version", "round", "rounds", "phase", "accuracy", "conflict_rate", "skipped", "bytes", "seconds", "peers", "turned_away")
+    class TurnedAwayEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +83,7 @@ class State(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    TURNED_AWAY_FIELD_NUMBER: _ClassVar[int]
     node: str
     federation: str
     version: int
@@ -88,7 +96,8 @@ class State(_message.Message):
     bytes: int
     seconds: float
     peers: _containers.RepeatedCompositeFieldContainer[Neighbour]
-    def __init__(self, node: _Optional[str] = ..., federation: _Optional[str] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., phase: _Optional[str] = ..., accuracy: _Optional[float] = ..., conflict_rate: _Optional[float] = ..., skipped: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ...) -> None: ...
+    turned_away: _containers.ScalarMap[str, int]
+    def __init__(self, node: _Optional[str] = ..., federation: _Optional[str] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., phase: _Optional[str] = ..., accuracy: _Optional[float] = ..., conflict_rate: _Optional[float] = ..., skipped: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., turned_away: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Neighbour(_message.Message):
     __slots__ = ("name", "address", "state", "reason", "round", "sent", "bytes", "dropped", "heard", "refused")

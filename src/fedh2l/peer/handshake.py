@@ -69,14 +69,17 @@ class Agreed:
         if hello.protocol != PROTOCOL:
             raise PeerRefusedError(f"'{caller}' speaks version {hello.protocol} of the protocol, this peer {PROTOCOL}")
         if hello.name != caller:
-            raise PeerRefusedError(f"'{caller}' says that it is '{hello.name}'")
+            raise PeerRefusedError(f"'{caller}' says that it is '{hello.name[:80]}'")
         now = max(round, hello.round)
         mine = self.at(now)
         if any(theirs.digest == mine.digest for theirs in hello.agreements):
             self._say_what_is_new(caller, hello)
             return
         theirs = _at(hello, now)
-        found = differences(json.loads(mine.canonical), theirs) if theirs is not None else [_UNREADABLE]
+        try:
+            found = differences(json.loads(mine.canonical), theirs) if theirs is not None else [_UNREADABLE]
+        except RecursionError:
+            found = [_UNREADABLE]
         why = "; ".join(found[:20]) or "its digest is not that of what it says it agreed on"
         raise PeerRefusedError(f"'{caller}' has agreed on something else: {why}")
 
@@ -87,7 +90,7 @@ class Agreed:
             newest = _read(hello.agreements[-1]) or {}
             log.warning(
                 "'%s' holds version %s of the roster, from round %s, and this peer does not",
-                caller, newest.get("version"), newest.get("from_round"),
+                caller, str(newest.get("version"))[:20], str(newest.get("from_round"))[:20], extra={"peer": caller},
             )  # fmt: skip
 
 

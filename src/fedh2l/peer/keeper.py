@@ -24,6 +24,10 @@ from fedh2l.trainer import AUTOMATIC, STATE_COPIES
 log = logging.getLogger("fedh2l.peer")
 
 
+LOOK = 50
+"""Rounds between two looks at whether all is sound, at most."""
+
+
 class Keeper:
     """Looks after one node's model from round to round."""
 
@@ -34,10 +38,16 @@ class Keeper:
         """What the last evaluation found."""
         self.clock = Clock()
 
-    def arrive(self, round: int, sent: int) -> None:
-        """After a round: sees that all is sound, and evaluates where that is due; `sent` are the bytes so far."""
-        raise_earliest(self.residents.faults(round))
-        if round % self.config.run.eval_every == 0 or round == self.config.run.rounds:
+    def arrive(self, round: int, sent: int, look: bool) -> None:
+        """After a round: evaluates where that is due; `sent` are the bytes so far.
+
+        Sees that all is sound, if asked to, before an evaluation, and now and then: it costs more the longer ago the
+        last evaluation was.
+        """
+        evaluate = round % self.config.run.eval_every == 0 or round == self.config.run.rounds
+        if look or evaluate or round % LOOK == 0:
+            raise_earliest(self.residents.faults(round))
+        if evaluate:
             self._evaluate(round, sent)
 
     def checkpoint_is_due(self, round: int) -> bool:
@@ -70,6 +80,7 @@ class Keeper:
         """A checkpoint, with what else the peer must remember."""
         with self.clock.checkpointing():
             of = {"federation": agreement.federation, "seed": agreement.seed, "version": agreement.version}
+            of |= {"settings": self._fingerprint()}
             known = {**of, **plain, **self.standing.state(), "seconds": self.clock.seconds}
             try:
                 self.directory.checkpoints.save(Checkpoint(round, self.residents.state(), known))
@@ -84,6 +95,13 @@ class Keeper:
         _, checkpoint = found
         if not _is_of(checkpoint.plain, terms):
             raise RunError("the checkpoint is of another agreement (roster or seed set); name another peer.out")
+        now, then = self._fingerprint(), checkpoint.plain["settings"]
+        different = [key for key in now if now[key] != then.get(key)]
+        if different:
+            raise RunError(
+                f"the checkpoint is of a peer with another {' and '.join(different)}; give what it was started with, "
+                "or name another peer.out"
+            )
         self.residents.restore(checkpoint.tensors)
         self.standing.restore(checkpoint.plain)
         self.clock.before = checkpoint.plain["seconds"]
@@ -92,7 +110,21 @@ class Keeper:
         log.info("goes on after round %d", checkpoint.round)
         return checkpoint
 
-    def finish(self, round_done: int, about: dict[str, Any]) -> None:
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be gone on from."""
+        return {
+            "optimizer": self.config.optimizer.model_dump(),
+            "dtype": self.config.run.dtype,
+            "model": self.node.model_name,
+            "size of the model": self.residents.parameter_bytes,
+        }
+
+    def result(self, rounds: int) -> dict[str, Any] | None:
+        """What was written when all these rounds were done; None if they were not."""
+        found = self.directory.result()
+        return found if found is not None and found["rounds"] >= rounds else None
+
+    def finish(self, round_done: int, about: dict[str, Any]) -> dict[str, Any]:
         """The best and the last model, and how the best does on this node's own test data."""
         config, name, best = self.config, self.node.name, self.standing.best_rounds()[0]
         self.residents.select("last")
@@ -101,18 +133,18 @@ class Keeper:
         self._save_model("best", best)
         test = config.domain.test.to(resolve_device(config.run.device), config.run.torch_dtype)
         right = self.residents.correct([test])[name][0]
-        self.directory.write_result(
-            {
-                "node": name,
-                "rounds": round_done,
-                "best_round": best,
-                "test_ACC": 100 * right / len(test),
-                "conflict_rate": self.standing.conflict_rate,
-                "conflicts": self.standing.state()["conflicts"],
-                **about,
-                "seconds": round(self.clock.seconds, 3),
-            }
-        )
+        result = {
+            "node": name,
+            "rounds": round_done,
+            "best_round": best,
+            "test_ACC": 100 * right / len(test),
+            "conflict_rate": self.standing.conflict_rate,
+            "conflicts": self.standing.state()["conflicts"],
+            **about,
+            "seconds": round(self.clock.seconds, 3),
+        }
+        self.directory.write_result(result)
+        return result
 
 
 def _is_of(plain: Mapping[str, Any], terms: Terms) -> bool:

@@ -60,19 +60,34 @@ class Mailbox:
         """How many signals of whom were dropped, and why."""
         self.heard: Counter[str] = Counter()
         """How many signals of whom were kept."""
-        self._staleness = staleness
+        self.staleness = staleness
+        """How many exchanges old a signal may be."""
         self._changed = threading.Condition()
         self._kept: dict[tuple[int, str], Posteriors] = {}
         self._seen: set[tuple[int, str]] = set()
-        self._round = 1
+        self._round = self._oldest = 1
 
     def enter(self, round: int) -> None:
         """Begins a round; what is too old by now is forgotten."""
+        oldest = self._since(round)
         with self._changed:
-            self._round = round
-            oldest = round - self._staleness
+            self._round, self._oldest = round, oldest
             self._kept = {key: signal for key, signal in self._kept.items() if key[0] >= oldest}
             self._seen = {key for key in self._seen if key[0] >= oldest}
+
+    def _since(self, round: int) -> int:
+        """The oldest round whose signals are of use in `round`: so many exchanges back, in the same term."""
+        term = self.terms.at(round) or self.terms.all[0]
+        left, oldest = self.staleness, round
+        while left and oldest > term.first:
+            oldest -= 1
+            left -= term.exchanges(oldest)
+        return oldest
+
+    @property
+    def round(self) -> int:
+        """The present one."""
+        return self._round
 
     def accept(self, sender: str, data: bytes) -> Posteriors:
         """Keeps a signal that came from `sender`, as its certificate says; raises `Refused`, and counts it, if not."""
@@ -81,7 +96,7 @@ class Mailbox:
         except Refused as refused:
             with self._changed:
                 self.refused[sender, refused.reason] += 1
-            log.warning("dropped a signal of '%s': %s", sender, refused)
+            log.warning("dropped a signal of '%s': %s", sender, refused, extra={"peer": sender})
             raise
         return signal
 
@@ -116,7 +131,7 @@ class Mailbox:
 
     def _check_round(self, signal: Posteriors, term: Term) -> None:
         round, sender, present = signal.round, signal.sender, self._round
-        if round < max(term.first, present - self._staleness):
+        if round < max(term.first, self._oldest):
             raise Refused(Reason.PAST, f"it is of round {round}, and this is round {present}")
         if round > present + AHEAD:
             raise Refused(Reason.FUTURE, f"it is of round {round}, and this is round {present}")
@@ -139,12 +154,13 @@ class Mailbox:
                 self._changed.wait(left)
 
     def newest(self, round: int) -> list[Posteriors]:
-        """The newest signal of each peer that is heard, within the staleness bound, in roster order."""
-        term = self.terms.at(round)
-        oldest = max(round - self._staleness, term.first if term else 1)  # before that, of another seed set
+        """The newest signal of each peer that is heard in a round, within the staleness bound, in roster order."""
+        term = self.terms.at(round) or self.terms.all[0]
+        teachers = term.teachers(round).get(self.name, ())
+        oldest = self._since(round)
         with self._changed:
             found = []
-            for name in self._members(round):
+            for name in (name for name in self._members(round) if name in teachers):
                 rounds = [kept for kept, sender in self._kept if sender == name]
                 fresh = [kept for kept in rounds if oldest <= kept <= round]
                 if fresh:

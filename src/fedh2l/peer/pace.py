@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import time
+
+from fedh2l.peer.charter import Timing
 from fedh2l.peer.mailbox import Mailbox
 from fedh2l.peer.neighbours import Neighbours
-from fedh2l.peer.terms import Terms
+from fedh2l.peer.terms import Term, Terms
 
 
 class Pace:
-    """Compares how far this peer, `name`, has come with what is known of the others; it has `rounds` to do."""
+    """Compares how far this peer, `name`, has come with what is known of the others; it has `rounds` to do.
+
+    What one other says alone is believed only if there is no other, or if nobody else could be reached for as long as
+    the roster's patience lasts: somebody who lies could otherwise send a peer anywhere.
+    """
 
     def __init__(self, name: str, rounds: int, terms: Terms, mailbox: Mailbox, neighbours: Neighbours) -> None:
         self._name, self._rounds, self._terms = name, rounds, terms
         self._mailbox, self._neighbours = mailbox, neighbours
+        self._with_others = time.monotonic()
+        """When two others were there the last time."""
 
-    def _theirs(self) -> dict[str, int]:
-        """The rounds that others are in, as far as is known, and as far as two of them say so, where two are there."""
+    def _theirs(self, term: Term) -> dict[str, int]:
+        """The rounds that the others of a term are in, as far as they are believed."""
+        others = term.roster.others(self._name)
         rounds = {
             name: min(self._rounds, max(self._neighbours.contact(name).round, self._mailbox.furthest(name)))
-            for name in self._neighbours.addresses
+            for name in others
         }
-        known = sorted((round for round in rounds.values() if round), reverse=True)
-        believed = known[min(1, len(known) - 1)] if known else 0  # one alone could send everybody anywhere
+        known = sorted(rounds.values(), reverse=True)
+        if sum(self._neighbours.is_there(name) for name in others) >= 2:
+            self._with_others = time.monotonic()
+        alone = len(others) < 2 or time.monotonic() - self._with_others > term.charter.timing.patience
+        believed = known[0] if alone else known[1]
         return {name: min(round, believed) for name, round in rounds.items()}
 
     def ahead(self, done: int, sent: int) -> int | None:
@@ -29,17 +42,23 @@ class Pace:
 
         `done` is the last round that this peer has done, `sent` the last whose signal is on its way.
         """
-        theirs = self._theirs()
-        missed = any(self._missed(name, round, done, sent) for name, round in theirs.items())
+        term = self._terms.at(done + 1) or self._terms.all[0]
+        theirs = self._theirs(term)
+        timing = term.charter.timing
+        missed = any(self._missed(name, round, done, sent, timing) for name, round in theirs.items())
         return max(theirs.values()) if missed else None
 
-    def _missed(self, name: str, theirs: int, done: int, sent: int) -> bool:
+    def _missed(self, name: str, theirs: int, done: int, sent: int, timing: Timing) -> bool:
         """Whether a peer that is in round `theirs` has done one without the signal of this peer that belongs to it."""
-        now = self._terms.at(done + 1) or self._terms.all[0]
-        if now.charter.timing.mode == "asynchronous":
-            return theirs > done + 1 + now.charter.timing.staleness
+        if timing.mode == "asynchronous":
+            return theirs > done + 1 + timing.staleness
         return any(self._teaches(name, round) for round in range(max(done, sent) + 1, theirs))
 
     def _teaches(self, student: str, round: int) -> bool:
         term = self._terms.at(round)
         return term is not None and term.exchanges(round) and self._name in term.teachers(round).get(student, ())
+
+    def at_least(self, round: int, term: Term) -> int:
+        """How many others of a term say that they are in a round, or further."""
+        others = term.roster.others(self._name)
+        return sum(max(self._neighbours.contact(n).round, self._mailbox.furthest(n)) >= round for n in others)

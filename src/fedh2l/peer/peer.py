@@ -6,14 +6,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from fedh2l.engines.residents import Residents
 from fedh2l.learner import Learner
-from fedh2l.messages import Posteriors, encode
+from fedh2l.messages import encode
 from fedh2l.node import Node
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditLog
 from fedh2l.peer.charter import Timing
+from fedh2l.peer.company import Company, StoppedError
 from fedh2l.peer.desk import FrontDesk
 from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.keeper import Keeper
@@ -36,14 +38,10 @@ log = logging.getLogger("fedh2l.peer")
 AUDIT, WITNESS = "audit.jsonl", "witness"
 FAREWELL = 5.0
 """Seconds in which what was sent last is delivered when a peer ends."""
-MEET = 5.0
-"""Seconds in which a peer that starts tries to meet the others, to learn which round they are in."""
+GRACE = 64
+"""Rounds after a change of members in which those who left are still heard: they say goodbye."""
 HEADS = 300.0
 """Seconds between two times that others are told how long this peer's audit log is."""
-
-
-class _Stopped(Exception):  # noqa: N818 - an outcome rather than an error
-    """Asked to stop in the middle of a round."""
 
 
 class Peer:
@@ -65,8 +63,7 @@ class Peer:
         """Rounds in which this peer took no part."""
         self.round = self.term.first - 1
         """The last one that is done."""
-        stale = self.timing.staleness if self.timing.mode == "asynchronous" else 0
-        self.mailbox = Mailbox(self.name, self.terms, stale)
+        self.mailbox = Mailbox(self.name, self.terms, self._staleness)
         self.audit = AuditLog(directory.path / AUDIT, self.name, self.federation, config.signer)
         self.witnesses = Witnesses(directory.path / WITNESS)
         members = self.terms.names
@@ -83,14 +80,16 @@ class Peer:
             self.present,
         )
         self.listener = Listener(self.circle, self.desk, config.settings.listen, largest, members)
-        self._pace = Pace(self.name, self.rounds, self.terms, self.mailbox, self.neighbours)
+        self.pace = Pace(self.name, self.rounds, self.terms, self.mailbox, self.neighbours)
+        self._company = Company(self)
+        self._result: dict[str, Any] | None = None
         self._sent = 0
         """The last round whose signal is on its way."""
         self._midway = False
         """Whether the local step of the next round is done already."""
         self._told = time.monotonic()
-        self._entered: Term | None = None
-        """The term whose members this peer speaks to."""
+        self._around: tuple[tuple[Term, ...], ...] = ()
+        """The terms whose members this peer speaks to, and those whose members it hears."""
 
     def _learner(self) -> Learner:
         config, run = self.config, self.config.run
@@ -143,16 +142,20 @@ class Peer:
             stack.callback(self._say_goodbye)
             self._enter(self.present())
             try:
-                self._meet(stop)
+                self._company.meet(stop)
+                self.phase = "training"
+                self._catch_up()
                 while not self.finished and not stop():
                     self._step(stop)
-            except _Stopped:
+            except StoppedError:
                 log.info("stops in round %d", self.present(), extra={"round": self.present()})
-            self._checkpoint()
+            if self._result is None:
+                self.checkpoint()
             if self.finished:
                 self._finish()
                 self._say_goodbye()
                 self._linger(stop)
+                self._finish()
         return self.finished
 
     def _enter(self, round: int) -> None:
@@ -163,45 +166,34 @@ class Peer:
             log.info("from round %d version %d of the roster holds", round, version, extra={"round": round})
             self.term = term
             for learner in self.residents.learners:
-                learner.seed_set = self._public(term)
-        if term is not self._entered:
-            self._entered = term
-            self._surround(self.terms.from_round(round))
+                learner.use(self._public(term))
+            self.mailbox.staleness = self._staleness
+        around = (self.terms.from_round(round), self.terms.from_round(round - GRACE))
+        if around != self._around:
+            self._around = around
+            self._surround(*around)
         self.mailbox.enter(round)
 
-    def _surround(self, terms: Sequence[Term]) -> None:
-        """Speaks to those who are members now or will be, and to nobody else."""
-        members = {m.name: m for term in reversed(terms) for m in term.charter.members}  # as it is now goes first
-        self.circle.admit({name: member.pin or "" for name, member in members.items()})
+    def _surround(self, terms: Sequence[Term], heard: Sequence[Term]) -> None:
+        """Speaks to those who are members now or will be, hears also those who were until just now, and nobody else."""
+        heard_members, members = (
+            {m.name: m for term in reversed(which) for m in term.charter.members} for which in (heard, terms)
+        )  # as it is now goes first
+        self.circle.admit({name: m.pin or "" for name, m in (heard_members | members).items()})
         addresses = {name: member.address for name, member in members.items() if name != self.name}
         self.neighbours.keep(addresses, self._goodbye(), FAREWELL)
 
-    def _meet(self, stop: Callable[[], bool]) -> None:
-        """Gives all others a moment to be there, and goes on from where they are.
+    @property
+    def _staleness(self) -> int:
+        return self.timing.staleness if self.timing.mode == "asynchronous" else 0
 
-        Who never waits for anybody later waits here, for as many as the roster wants to be heard.
-        """
-        others = self.term.roster.others(self.name)
-        end, said = time.monotonic() + MEET, False
-        while not stop():
-            missing = sum(not self.neighbours.is_there(name) for name in others)
-            wanted = min(self.timing.quorum, sum(not self.neighbours.is_done(name) for name in others))
-            alone = self.timing.mode == "asynchronous" and len(others) - missing < wanted
-            if missing == 0 or (time.monotonic() >= end and not alone):
-                break
-            if time.monotonic() >= end and not said:
-                said, self.phase = True, "waiting"
-                log.warning("waits for %d others to begin: %d are there", wanted, len(others) - missing)
-            time.sleep(0.02)
-        self.phase = "training"
-        self._catch_up()
-
-    def _ahead(self) -> int | None:
-        return self._pace.ahead(self.round, self._sent)
+    def ahead(self) -> int | None:
+        """The round that others are in, if they have gone on without this peer."""
+        return self.pace.ahead(self.round, self._sent)
 
     def _catch_up(self) -> None:
         """If others have gone on without this peer, goes on with the round that they are in."""
-        theirs = self._ahead()
+        theirs = self.ahead()
         if theirs is not None:
             about = {"round": theirs}
             log.warning("others are in round %d: goes on from there, after round %d", theirs, self.round, extra=about)
@@ -226,82 +218,50 @@ class Peer:
         students = [student for student, teachers in self._teachers(round).items() if self.name in teachers]
         self.neighbours.send(students, round, encode(message, self.term.roster))
         self._sent = round
-        inbox = [signal.to(self._device) for signal in self._hear(round, stop)]
+        inbox = [signal.to(self._device) for signal in self._company.hear(round, stop)]
         self.residents.receive({self.name: inbox}, round)
-
-    def _hear(self, round: int, stop: Callable[[], bool]) -> Sequence[Posteriors]:
-        """The signals of a round: of all that are expected, or of those that are there when it is time to go on."""
-        if self.timing.mode == "asynchronous":
-            return self.mailbox.newest(round)
-        expected = self._teachers(round).get(self.name, ())
-        late = self.neighbours.late
-        deadline = time.monotonic() + self.timing.deadline
-        while True:
-            if stop():
-                raise _Stopped
-            waited = [name for name in expected if name not in late and not self.neighbours.is_done(name)]
-            here = self.mailbox.collect(round, min(deadline, time.monotonic() + 0.5), set(waited).issubset)
-            heard = {signal.sender for signal in here}
-            if heard.issuperset(waited) or time.monotonic() >= deadline or self._ahead() is not None:
-                missing = [name for name in waited if name not in heard]
-                for name in missing:
-                    about = {"peer": name, "round": round}
-                    log.warning("'%s' did not answer in round %d; late until it is heard", name, round, extra=about)
-                late.update(missing)
-                break
-        return self._quorate(round, here, expected, stop)
-
-    def _quorate(
-        self, round: int, here: Sequence[Posteriors], expected: Sequence[str], stop: Callable[[], bool]
-    ) -> Sequence[Posteriors]:
-        """Waits until enough are heard; others may be away for long, so what there is is saved meanwhile."""
-        began, paused = time.monotonic(), False
-
-        def enough(heard: set[str]) -> bool:
-            return len(heard) >= min(self.timing.quorum, sum(not self.neighbours.is_done(n) for n in expected))
-
-        while not enough({signal.sender for signal in here}) and self._ahead() is None:
-            if stop():
-                raise _Stopped
-            patient = self.timing.below_quorum == "wait" and time.monotonic() - began < self.timing.patience
-            self.phase = self.phase if paused else "waiting"
-            if not paused and not patient:
-                paused, self.phase = True, "paused"
-                log.warning("paused in round %d: only %d peers are heard", round, len(here), extra={"round": round})
-                self._checkpoint()
-            here = self.mailbox.collect(round, time.monotonic() + 0.5, enough)
-        self.phase = "training"
-        if paused:
-            log.info("goes on in round %d", round, extra={"round": round})
-        return here
 
     # What is kept
 
     def _arrive(self) -> None:
-        self.keeper.arrive(self.round, self.audit.sent.total())
+        due = not self.finished and self.keeper.checkpoint_is_due(self.round)
+        self.keeper.arrive(self.round, self.audit.sent.total(), look=due)
         if time.monotonic() - self._told > HEADS:
             self._told = time.monotonic()
             for courier in self.neighbours.couriers.values():
                 courier.tell_head()
-        if not self.finished and self.keeper.checkpoint_is_due(self.round):
-            self._checkpoint()
+        if due:
+            self.checkpoint()
 
-    def _checkpoint(self) -> None:
-        done = sorted(name for name in self.neighbours.addresses if self.neighbours.is_done(name))
+    def checkpoint(self) -> None:
+        """Saves everything."""
+        done = sorted(name for name in self.neighbours.addresses if self.neighbours.says_done(name))
         about = {"skipped": self.skipped, "midway": self._midway, "finished": done}
         self.keeper.save(self.round, self.term.charter.agreement, {"agreed": self.term.roster.digest.hex(), **about})
 
     def _resume(self) -> None:
+        self._result = self.keeper.result(self.rounds)
+        if self._result is not None:
+            self.round, self.neighbours.finished = self.rounds, set(self._result["done"])
+            log.warning("'%s' has already done its last round", self.name)
+            return
         checkpoint = self.keeper.newest(self.terms)
         if checkpoint is not None:
             self.round, self.skipped = checkpoint.round, checkpoint.plain["skipped"]
             self._midway, self.neighbours.finished = checkpoint.plain["midway"], set(checkpoint.plain["finished"])
 
     def _finish(self) -> None:
+        """Writes the result, once; then only who else is done, as far as is known."""
+        done = sorted(name for name in self.terms.names if self.neighbours.says_done(name))
+        if self._result is not None:
+            self._result |= {"done": done}
+            self.keeper.directory.write_result(self._result)
+            return
         refused = {f"{name}: {why}": count for (name, why), count in sorted(self.mailbox.refused.items())}
         others = [name for name in self.terms.names if name != self.name]
         sent = {name: self.audit.sent[name] for name in others}
-        self.keeper.finish(self.round, {"skipped": self.skipped, "bytes": sent, "refused": refused})
+        about = {"skipped": self.skipped, "bytes": sent, "refused": refused, "done": done}
+        self._result = self.keeper.finish(self.round, about)
 
     def _goodbye(self) -> pb.Goodbye:
         return pb.Goodbye(round=self.round, finished=self.finished)
@@ -319,7 +279,7 @@ class Peer:
         others = [name for name in self.term.roster.others(self.name) if near.contact(name).state != "refused"]
         waited = False
         while self.name in self.terms.newest.roster.names and time.monotonic() < end and not stop():
-            behind = [name for name in others if not near.is_done(name)]
+            behind = [name for name in others if not near.says_done(name)]
             if not behind:
                 break
             if not waited:

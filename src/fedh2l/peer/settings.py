@@ -54,7 +54,7 @@ class PeerSettings(Section):
     snapshots: bool = Field(False, description="keep the model of every evaluation, as rehearsals want")
 
 
-LOCAL = ("device", "threads", "dtype", "eval_every", "checkpoint_every", "selection")
+LOCAL = ("device", "threads", "dtype", "eval_every", "checkpoint_every")
 """The keys of `[run]` that are a peer's own; the others are the roster's."""
 
 

@@ -22,6 +22,7 @@ from fedh2l.errors import RunError
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.charter import parse_address
 from fedh2l.peer.circle import require_loopback
+from fedh2l.peer.transport import SERVICE
 
 if TYPE_CHECKING:
     from fedh2l.peer.peer import Peer
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Phase = Literal["meeting", "training", "waiting", "paused", "done"]
 
-LOCAL, PEER = "fedh2l.v1.Local", "fedh2l.v1.Peer"
+LOCAL = "fedh2l.v1.Local"
 UNKNOWN = -1.0
 
 
@@ -48,14 +49,20 @@ def state_of(peer: Peer) -> pb.State:
         skipped=peer.skipped,
         bytes=peer.audit.sent.total(),
         seconds=peer.keeper.clock.seconds,
+        turned_away=_turned_away(peer),
         peers=[_neighbour(peer, name) for name in sorted(peer.neighbours.addresses)],
     )
+
+
+def _turned_away(peer: Peer) -> dict[str, int]:
+    refused = list(peer.desk.refused.items())
+    return {f"'{who}': {why}" if who else why: count for (who, why), count in refused}
 
 
 def _neighbour(peer: Peer, name: str) -> pb.Neighbour:
     near, contact = peer.neighbours, peer.neighbours.contact(name)
     state: str = contact.state
-    if near.is_done(name):
+    if near.says_done(name):
         state = "done"
     elif state == "up" and name in near.late:
         state = "late"
@@ -65,7 +72,7 @@ def _neighbour(peer: Peer, name: str) -> pb.Neighbour:
         address=near.addresses.get(name, ""),
         state=state,
         reason=contact.reason,
-        round=max(contact.round, peer.mailbox.furthest(name)),
+        round=min(max(contact.round, peer.mailbox.furthest(name)), 2**32 - 1),
         sent=contact.sent,
         bytes=peer.audit.sent[name],
         dropped=contact.dropped,
@@ -132,7 +139,7 @@ class _StatusPort(AbstractContextManager["_StatusPort"]):
         self._health.set("", serving.SERVING)
         while not self._ends.is_set():
             paused = self._peer.phase == "paused"
-            self._health.set(PEER, serving.NOT_SERVING if paused else serving.SERVING)
+            self._health.set(SERVICE, serving.NOT_SERVING if paused else serving.SERVING)
             self._ends.wait(0.2)
 
 
@@ -194,7 +201,12 @@ class _Metrics(Collector):
                 family.add_metric([other.name], getattr(other, field))
             for why, count in sorted(other.refused.items()):
                 refused.add_metric([other.name, why], count)
-        yield from (up, *counters.values(), refused)
+        turned_away = CounterMetricFamily(
+            "fedh2l_turned_away_calls", "Calls that were refused, by whom and why.", labels=["reason"]
+        )
+        for why, count in sorted(state.turned_away.items()):
+            turned_away.add_metric([why], count)
+        yield from (up, *counters.values(), refused, turned_away)
 
 
 def ask(address: str, timeout: float) -> pb.State:

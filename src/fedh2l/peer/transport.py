@@ -26,6 +26,14 @@ AT_ONCE = 2
 """Calls of one member that are answered at a time."""
 ALIVE = 20.0
 """Seconds of silence after which a connection is asked whether anybody is still there."""
+HANDSHAKE = 10.0
+"""Seconds in which whoever connects must have shown a certificate."""
+STREAMS, CONNECTIONS = 8, 64
+"""Calls under way on a connection, and connections at a time beside four for each member, at most."""
+REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION)
+"""Answers that mean a peer, not a signal of it."""
+EARLY = grpc.StatusCode.ABORTED
+"""The answer to a signal of a round that is still far ahead of the receiver's, which may be sent again."""
 ROUND = "fedh2l-round"
 """Under which the round of a peer stands beside its refusal of a signal."""
 
@@ -54,8 +62,8 @@ class Desk(ABC):
         """Takes a goodbye."""
 
     @abstractmethod
-    def turned_away(self, why: str) -> None:
-        """A call was refused before it got this far."""
+    def turned_away(self, caller: str, reason: str, why: str) -> None:
+        """A call was refused before it got this far; `caller` is empty if it is nobody who may call."""
 
 
 class Listener:
@@ -67,6 +75,9 @@ class Listener:
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_time_ms", int(1000 * ALIVE)),
             ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
+            ("grpc.max_concurrent_streams", STREAMS),
+            ("grpc.max_allowed_incoming_connections", CONNECTIONS + 4 * len(members)),
         ]
         self._circle, self._desk = circle, desk
         self._free = {name: threading.Semaphore(AT_ONCE) for name in members}
@@ -103,9 +114,10 @@ class Listener:
             try:
                 caller = self._circle.caller(context)
             except PeerRefusedError as refused:
-                self._desk.turned_away(str(refused))
+                self._desk.turned_away("", "not a member", str(refused))
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refused))
             if not self._free[caller].acquire(blocking=False):
+                self._desk.turned_away(caller, "too many at once", f"{AT_ONCE} calls of '{caller}' are being answered")
                 context.abort(grpc.StatusCode.UNAVAILABLE, f"{AT_ONCE} calls of '{caller}' are being answered")
             try:
                 return self._answered(caller, requests, context, kind, answer)
@@ -115,21 +127,26 @@ class Listener:
         return grpc.stream_unary_rpc_method_handler(handle)
 
     def _answered(self, caller: str, requests: Iterator[bytes], context: Any, kind: Any, answer: Any) -> bytes:
-        request = next(requests, b"")
+        request = next(requests, None)
+        if request is None:  # it was cancelled, or is larger than what is read
+            self._desk.turned_away(caller, "no message", f"'{caller}' called, and nothing came that is read")
+            context.abort(grpc.StatusCode.CANCELLED, "nothing was read")
+            raise AssertionError("abort raises")
         try:
             message = kind.FromString(request)
         except DecodeError as error:
-            self._desk.turned_away(f"'{caller}' sent {len(request)} bytes that are not a {kind.__name__}: {error}")
+            why = f"'{caller}' sent {len(request)} bytes that are not a {kind.__name__}: {error}"
+            self._desk.turned_away(caller, "malformed", why)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}")
         try:
             said = answer(caller, message)
         except PeerRefusedError as refused:
-            self._desk.turned_away(str(refused))
+            self._desk.turned_away(caller, "refused", str(refused))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         except Refused as refused:
             context.set_trailing_metadata(((ROUND, str(self._desk.present())),))
             early = refused.reason is Reason.FUTURE  # then it may be sent again
-            code = grpc.StatusCode.ABORTED if early else grpc.StatusCode.INVALID_ARGUMENT
+            code = EARLY if early else grpc.StatusCode.INVALID_ARGUMENT
             context.abort(code, f"{refused.reason}: {refused}")
         reply: bytes = (said or pb.Receipt(round=self._desk.present())).SerializeToString()
         return reply
@@ -139,13 +156,22 @@ class Line:
     """This peer's connection to one member."""
 
     def __init__(self, circle: Circle, member: str, address: str) -> None:
-        self._circle, self.me, self.member, self.address = circle, circle.name, member, address
+        self._circle, self.member, self.address = circle, member, address
         self._channel: grpc.Channel | None = None
 
     def open(self, timeout: float) -> None:
         """Connects; raises `PeerRefusedError` if somebody else answers, and `OSError` if nobody does."""
         self.close()
         self._channel = self._circle.dial(self.member, self.address, timeout)
+
+    def check(self) -> None:
+        """Raises `PeerRefusedError` if the other may no longer be spoken to."""
+        self._circle.check(self.member)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._channel is not None
 
     def call(self, method: str, message: Any, reply: Any, timeout: float) -> Any:
         """Asks, and waits for the answer; `grpc.RpcError` as gRPC raises it."""
@@ -158,7 +184,7 @@ class Line:
         try:
             answer: pb.Hello = self.call("Greet", hello, pb.Hello, timeout)
         except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
+            if error.code() in REFUSED:
                 raise PeerRefusedError(f"'{self.member}' refuses this peer: {error.details()}") from None
             raise
         agreed.check(self.member, answer, hello.round)

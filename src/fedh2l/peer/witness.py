@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,10 @@ from fedh2l.peer.audit import Head, read_heads
 from fedh2l.peer.circle import PeerRefusedError
 
 log = logging.getLogger("fedh2l.peer")
+
+
+LONGEST = 200
+"""Characters of a signature at most."""
 
 
 class Witnesses:
@@ -29,6 +35,8 @@ class Witnesses:
     def take(self, node: str, said: pb.Head, key: Any) -> None:
         """Keeps a head that is signed by `key` and no shorter than what was there; without a key, as it is."""
         head = Head(node, said.length, said.hash, said.signature)
+        if not re.fullmatch("[0-9a-f]{64}", said.hash) or len(said.signature) > LONGEST:
+            raise PeerRefusedError(f"'{node}' gives a head of its audit log that is none")
         if key is not None and not head.is_signed_by(key):
             raise PeerRefusedError(f"'{node}' gives a head of its audit log that it did not sign")
         with self._lock:
@@ -38,11 +46,11 @@ class Witnesses:
             elif head.length == known:
                 return
             self._folder.mkdir(exist_ok=True)
-            with open(self.path(node), "a+", encoding="utf-8") as file:
-                file.seek(0)
-                whole = file.read()
-                torn = whole and not whole.endswith("\n")  # this peer was killed just then
-                file.write(("\n" if torn else "") + head.to_json() + "\n")
+            with open(self.path(node), "ab+") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                torn = file.read() not in (b"", b"\n")  # this peer was killed just then
+                file.write((b"\n" if torn else b"") + head.to_json().encode() + b"\n")
             self._longest[node] = max(known, head.length)
 
     def _known(self, node: str) -> int:

@@ -1,0 +1,145 @@
+"""Whom a peer waits for and believes; who would stop it, slow it down or lead it astray, does not."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from fedh2l.cli.logs import LogFormat, _Lines
+from fedh2l.peer import fedh2l_pb2 as pb
+from fedh2l.peer import neighbours as neighbourhood
+from fedh2l.peer import quiet
+from fedh2l.peer.courier import Contact
+from fedh2l.peer.neighbours import FORGIVEN, Neighbours
+from fedh2l.peer.peer import Peer
+from fedh2l.peer.rehearsal import PEER
+from fedh2l.peer.settings import load_peer
+from fedh2l.rundir import RunDirectory
+from fedh2l.seedset import SeedSet
+from town import NAMES, rehearsal
+
+
+class Time:
+    """A clock that tests turn."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(neighbourhood, "time", made)
+    monkeypatch.setattr(quiet, "time", made)
+    return made
+
+
+@pytest.fixture
+def peer(tmp_path):
+    made = rehearsal(tmp_path / "there", "run.rounds=1000")
+    peer = Peer(load_peer(made.folder / "M0" / PEER), RunDirectory.claim(tmp_path / "run", "x"))
+    yield peer
+    peer.audit.close()
+    peer.residents.close()
+
+
+def there(peer: Peer, **rounds: int) -> None:
+    peer.neighbours.couriers.clear()
+    for name, round in rounds.items():
+        peer.neighbours.couriers[name] = SimpleNamespace(contact=Contact(state="up", round=round))
+
+
+def test_who_is_late_once_is_waited_for_as_soon_as_it_is_heard(clock):
+    near = Neighbours(None, None, None, None)
+    near.missed("M20", 2.0)
+    assert near.late == {"M20"}
+    assert near.heard("M20")
+    assert not near.heard("M20")  # it was not late
+    assert near.late == set()
+
+
+def test_who_is_late_again_and_again_is_not_waited_for_ever_longer(clock):
+    near = Neighbours(None, None, None, None)
+    ignored = []
+    for _ in range(9):
+        near.missed("M20", 2.0)
+        began = clock.now
+        while not near.heard("M20"):
+            clock.now += 1.0
+        ignored.append(clock.now - began)
+    assert ignored == [0, 2, 6, 14, 30, 62, 126, 126, 126]
+    for _ in range(FORGIVEN):
+        near.answered("M20")
+    near.missed("M20", 2.0)
+    assert near.heard("M20")
+
+
+def test_done_is_believed_of_whom_this_peer_has_caught_up_with(peer):
+    peer.desk.left("M20", pb.Goodbye(round=0, finished=True))
+    peer.round = 10
+    assert not peer._company._is_done("M20")
+    peer.round = 999
+    assert peer._company._is_done("M20")
+    assert not peer._company._is_done("M40")
+
+
+def test_members_to_come_have_no_say_in_which_round_it_is(peer):
+    """Two voices are enough, but only of those who are members now."""
+    peer.round = peer._sent = 10
+    there(peer, M20=900, M40=900, M60=11)
+    assert peer.ahead() == 900
+    there(peer, M20=11, M90=900, M95=900)
+    assert peer.ahead() is None
+
+
+def test_a_round_that_is_no_number_of_rounds(peer):
+    there(peer, M20=2**40, M40=2**40, M60=1)
+    assert peer.ahead() == 1000
+    from fedh2l.peer.status import state_of
+
+    peer.neighbours.addresses = dict.fromkeys(NAMES[1:], "h:1")
+    assert {other.round for other in state_of(peer).peers} == {2**32 - 1, 1}
+
+
+def test_other_public_data_is_other_local_data(peer):
+    (learner,) = peer.residents.learners
+    before = len(learner.pool("private+all-public"))
+    learner.use(SeedSet({"M0": peer.term.bundle.part("M0")}, 0))
+    assert len(learner.pool("private+all-public")) < before
+
+
+def test_what_is_refused_is_counted(peer):
+    for _ in range(3):
+        peer.desk.turned_away("M20", "malformed", "x" * 9999)
+    peer.desk.turned_away("", "not a member", "somebody")
+    from fedh2l.peer.status import state_of
+
+    assert dict(state_of(peer).turned_away) == {"'M20': malformed": 3, "not a member": 1}
+
+
+def test_the_same_again_and_again_does_not_fill_the_log(clock, caplog):
+    log = logging.getLogger("fedh2l.test")
+    log.addFilter(quiet.Quiet())
+    for _ in range(10):
+        for number in range(100):
+            log.warning("dropped a signal of '%s': %s", "M20", number, extra={"peer": "M20"})
+        log.warning("dropped a signal of '%s': %s", "M40", 0, extra={"peer": "M40"})
+        clock.now += 6.1
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 20 + 10
+    log.warning("dropped a signal of '%s': %s", "M20", 7, extra={"peer": "M20"})
+    assert caplog.records[-1].getMessage() == "dropped a signal of 'M20': 7 (and 980 more like this in the last minute)"
+
+
+@pytest.mark.parametrize("how", LogFormat)
+def test_nobody_forges_a_line(how):
+    record = logging.makeLogRecord({"msg": "turned away: %s", "args": ("x\n2026-01-01 info all is well\x1b[2J ü",)})
+    text = _Lines(how, "M0").format(record)
+    assert len(text.splitlines()) == 1
+    assert "\x1b" not in text
+    assert "ü" in text or "\\u00fc" in text
