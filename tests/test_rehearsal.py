@@ -187,7 +187,7 @@ def test_one_voice_alone_moves_nobody(tmp_path):
     peer = Peer(config, RunDirectory.claim(tmp_path / "run", "x"))
     try:
         near, desk = peer.neighbours, peer.desk
-        near.addresses = dict.fromkeys(NAMES[1:], "")
+        peer._around = (peer.terms.all, peer.terms.all)  # nobody is dialled
         peer.round = peer._sent = 10
 
         def said(**rounds: int) -> int:

@@ -51,7 +51,7 @@ class Timing(Section):
     linger: float = Field(
         600.0, ge=0, le=2**31, description="seconds that a peer which is done stays for those who are not"
     )
-    staleness: int = Field(5, ge=0, description="how many exchanges old a signal may be, when asynchronous")
+    staleness: int = Field(5, ge=0, description="for how many exchanges a signal is of use, when asynchronous")
 
 
 class Member(Section):
@@ -269,6 +269,8 @@ def check_versions(versions: Sequence[Charter]) -> None:
         for key in ("federation", "seed", "batch_size"):
             if getattr(old, key) != getattr(new, key):
                 raise ConfigError(f"version {new.version} of the roster has another {key} than version {old.version}")
+        if before.timing.mode != after.timing.mode or before.timing.staleness != after.timing.staleness:
+            raise ConfigError(f"version {new.version} of the roster has another timing.mode or timing.staleness")
         if (before.method.title, before.method) != (after.method.title, after.method):
             raise ConfigError(f"version {new.version} of the roster has another method than version {old.version}")
         if new.from_round > min(old.rounds, new.rounds):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedh2l.errors import FedH2LError
 from fedh2l.messages import Posteriors
 from fedh2l.peer.circle import PeerRefusedError
+from fedh2l.peer.mailbox import LatestMailbox
 
 if TYPE_CHECKING:
     from fedh2l.peer.peer import Peer
@@ -80,7 +81,7 @@ class Company:
 
     def hear(self, round: int, stop: Callable[[], bool]) -> list[Posteriors]:
         """The signals of a round: of all that are expected, or of those that are there when it is time to go on."""
-        if self._peer.timing.mode == "asynchronous":
+        if isinstance(self._mailbox, LatestMailbox):
             here: Sequence[Posteriors] = self._mailbox.newest(round)
         else:
             expected = self._peer.term.teachers(round).get(self._peer.name, ())

@@ -46,43 +46,26 @@ class Mailbox:
     """The signals that one peer was sent, by sender and round; safe to use from several threads.
 
     The terms say who is heard in a round, how many answers a signal holds, and which are the right ones. What is kept
-    is bounded: one signal a sender and round, within a window of rounds around the present one.
+    is bounded: one signal a sender and round, from the present round to some rounds ahead.
     """
 
-    def __init__(
-        self,
-        name: str,
-        terms: Terms,
-        staleness: int = 0,
-    ) -> None:
+    def __init__(self, name: str, terms: Terms) -> None:
         self.name, self.terms = name, terms
         self.refused: Counter[tuple[str, Reason]] = Counter()
         """How many signals of whom were dropped, and why."""
         self.heard: Counter[str] = Counter()
         """How many signals of whom were kept."""
-        self.staleness = staleness
-        """How many exchanges old a signal may be."""
         self._changed = threading.Condition()
         self._kept: dict[tuple[int, str], Posteriors] = {}
         self._seen: set[tuple[int, str]] = set()
-        self._round = self._oldest = 1
+        self._round = 1
 
     def enter(self, round: int) -> None:
         """Begins a round; what is too old by now is forgotten."""
-        oldest = self._since(round)
         with self._changed:
-            self._round, self._oldest = round, oldest
-            self._kept = {key: signal for key, signal in self._kept.items() if key[0] >= oldest}
-            self._seen = {key for key in self._seen if key[0] >= oldest}
-
-    def _since(self, round: int) -> int:
-        """The oldest round whose signals are of use in `round`: so many exchanges back, in the same term."""
-        term = self.terms.at(round) or self.terms.all[0]
-        left, oldest = self.staleness, round
-        while left and oldest > term.first:
-            oldest -= 1
-            left -= term.exchanges(oldest)
-        return oldest
+            self._round = round
+            self._kept = {key: signal for key, signal in self._kept.items() if key[0] >= round}
+            self._seen = {key for key in self._seen if key[0] >= round}
 
     @property
     def round(self) -> int:
@@ -120,25 +103,33 @@ class Mailbox:
         flags = signal.faults(term.labels(sender, signal.round)).tolist()
         if any(flags):
             raise Refused(Reason.UNSOUND, f"it holds {signal.FAULTS[flags.index(True)]}")
-        key = (signal.round, sender)
         with self._changed:
             self._check_round(signal, term)  # time has passed, and another thread may have been quicker
-            self._seen.add(key)
-            self._kept[key] = signal
+            self._keep(signal)
             self.heard[sender] += 1
             self._changed.notify_all()
         return signal
 
     def _check_round(self, signal: Posteriors, term: Term) -> None:
+        """Refuses what is not of this round or one soon, is not expected, or was here before."""
         round, sender, present = signal.round, signal.sender, self._round
-        if round < max(term.first, self._oldest):
+        if round < max(term.first, present):
             raise Refused(Reason.PAST, f"it is of round {round}, and this is round {present}")
         if round > present + AHEAD:
             raise Refused(Reason.FUTURE, f"it is of round {round}, and this is round {present}")
-        if not term.exchanges(round) or sender not in term.teachers(round).get(self.name, ()):
-            raise Refused(Reason.NOT_EXPECTED, f"'{sender}' is not heard by '{self.name}' in round {round}")
+        self._check_expected(signal, term)
         if (round, sender) in self._seen:
             raise Refused(Reason.REPLAYED, f"a signal of round {round} was here before")
+
+    def _check_expected(self, signal: Posteriors, term: Term) -> None:
+        round, sender = signal.round, signal.sender
+        if not term.exchanges(round) or sender not in term.teachers(round).get(self.name, ()):
+            raise Refused(Reason.NOT_EXPECTED, f"'{sender}' is not heard by '{self.name}' in round {round}")
+
+    def _keep(self, signal: Posteriors) -> None:
+        key = (signal.round, signal.sender)
+        self._seen.add(key)
+        self._kept[key] = signal
 
     def collect(self, round: int, deadline: float, enough: Callable[[set[str]], bool]) -> list[Posteriors]:
         """The signals of a round that are here, in roster order, once `enough` says so of those who are heard.
@@ -153,20 +144,6 @@ class Mailbox:
                     return here
                 self._changed.wait(left)
 
-    def newest(self, round: int) -> list[Posteriors]:
-        """The newest signal of each peer that is heard in a round, within the staleness bound, in roster order."""
-        term = self.terms.at(round) or self.terms.all[0]
-        teachers = term.teachers(round).get(self.name, ())
-        oldest = self._since(round)
-        with self._changed:
-            found = []
-            for name in (name for name in self._members(round) if name in teachers):
-                rounds = [kept for kept, sender in self._kept if sender == name]
-                fresh = [kept for kept in rounds if oldest <= kept <= round]
-                if fresh:
-                    found.append(self._kept[max(fresh), name])
-            return found
-
     def _members(self, round: int) -> tuple[str, ...]:
         return (self.terms.at(round) or self.terms.all[0]).roster.names
 
@@ -174,3 +151,63 @@ class Mailbox:
         """The furthest round that a signal of `sender` is of; 0 if there is none."""
         with self._changed:
             return max((round for round, name in self._kept if name == sender), default=0)
+
+
+class LatestMailbox(Mailbox):
+    """Of every sender the newest signal, whatever round it is of: for peers that do not wait for each other.
+
+    Each goes at its own pace, so rounds say nothing of age; a signal is as old as it has been here, in exchanges of
+    this peer, and is of use for `staleness` of them. A sender's rounds only go up.
+    """
+
+    def __init__(self, name: str, terms: Terms, staleness: int) -> None:
+        super().__init__(name, terms)
+        self.staleness = staleness
+        self._last: dict[str, int] = {}
+        self._newest: dict[str, tuple[int, Posteriors]] = {}
+        """By sender, with the round in which it came."""
+
+    def enter(self, round: int) -> None:
+        """Begins a round."""
+        with self._changed:
+            self._round = round
+
+    def _check_round(self, signal: Posteriors, term: Term) -> None:
+        """Refuses what is of another roster than the present, is not expected, or is no newer than what was here."""
+        round, sender = signal.round, signal.sender
+        present = self.terms.at(self._round) or self.terms.all[0]
+        if term is not present or not term.first <= round <= self.terms.rounds:
+            reason = Reason.PAST if round < present.first else Reason.FUTURE
+            raise Refused(reason, f"it is of round {round}, and this is round {self._round}, of another time")
+        self._check_expected(signal, term)
+        if round <= self._last.get(sender, 0):
+            again = round == self._last[sender]
+            raise Refused(
+                Reason.REPLAYED if again else Reason.PAST,
+                f"it is of round {round}, and one of round {self._last[sender]} was here before",
+            )
+
+    def _keep(self, signal: Posteriors) -> None:
+        self._last[signal.sender] = signal.round
+        self._newest[signal.sender] = (self._round, signal)
+
+    def newest(self, round: int) -> list[Posteriors]:
+        """The newest signal of each peer that is heard in a round, within the staleness bound, in roster order."""
+        term = self.terms.at(round) or self.terms.all[0]
+        teachers = term.teachers(round).get(self.name, ())
+        since = self._since(round, term)
+        with self._changed:
+            here = [self._newest[name] for name in self._members(round) if name in teachers and name in self._newest]
+        return [signal for came, signal in here if came >= since]
+
+    def _since(self, round: int, term: Term) -> int:
+        """The round that is so many exchanges back, in the same term: before, there was another seed set."""
+        left, since = self.staleness, round
+        while left and since > term.first:
+            since -= 1
+            left -= term.exchanges(since)
+        return since
+
+    def furthest(self, sender: str) -> int:
+        """The round of the newest signal of `sender`; 0 if there is none."""
+        return self._last.get(sender, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from fedh2l.peer.charter import Timing
 from fedh2l.peer.mailbox import Mailbox
 from fedh2l.peer.neighbours import Neighbours
 from fedh2l.peer.terms import Term, Terms
@@ -43,15 +42,14 @@ class Pace:
         `done` is the last round that this peer has done, `sent` the last whose signal is on its way.
         """
         term = self._terms.at(done + 1) or self._terms.all[0]
+        if term.charter.timing.mode == "asynchronous":  # everybody goes at its own pace
+            return None
         theirs = self._theirs(term)
-        timing = term.charter.timing
-        missed = any(self._missed(name, round, done, sent, timing) for name, round in theirs.items())
+        missed = any(self._missed(name, round, done, sent) for name, round in theirs.items())
         return max(theirs.values()) if missed else None
 
-    def _missed(self, name: str, theirs: int, done: int, sent: int, timing: Timing) -> bool:
+    def _missed(self, name: str, theirs: int, done: int, sent: int) -> bool:
         """Whether a peer that is in round `theirs` has done one without the signal of this peer that belongs to it."""
-        if timing.mode == "asynchronous":
-            return theirs > done + 1 + timing.staleness
         return any(self._teaches(name, round) for round in range(max(done, sent) + 1, theirs))
 
     def _teaches(self, student: str, round: int) -> bool:

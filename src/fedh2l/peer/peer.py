@@ -19,7 +19,7 @@ from fedh2l.peer.company import Company, StoppedError
 from fedh2l.peer.desk import FrontDesk
 from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.keeper import Keeper
-from fedh2l.peer.mailbox import Mailbox
+from fedh2l.peer.mailbox import LatestMailbox, Mailbox
 from fedh2l.peer.neighbours import Neighbours
 from fedh2l.peer.pace import Pace
 from fedh2l.peer.settings import PeerConfig
@@ -63,7 +63,7 @@ class Peer:
         """Rounds in which this peer took no part."""
         self.round = self.term.first - 1
         """The last one that is done."""
-        self.mailbox = Mailbox(self.name, self.terms, self._staleness)
+        self.mailbox = self._mailbox()
         self.audit = AuditLog(directory.path / AUDIT, self.name, self.federation, config.signer)
         self.witnesses = Witnesses(directory.path / WITNESS)
         members = self.terms.names
@@ -97,6 +97,11 @@ class Peer:
         validation = config.domain.validation.to(device, dtype)
         seed_set = self._public(self.term)
         return Learner(self.node, seed_set, config.secret, config.optimizer, run.batch_size, device, dtype, validation)
+
+    def _mailbox(self) -> Mailbox:
+        if self.timing.mode == "asynchronous":
+            return LatestMailbox(self.name, self.terms, self.timing.staleness)
+        return Mailbox(self.name, self.terms)
 
     def _public(self, term: Term) -> SeedSet:
         return term.seed_set.to(self._device, self.config.run.torch_dtype)
@@ -167,7 +172,6 @@ class Peer:
             self.term = term
             for learner in self.residents.learners:
                 learner.use(self._public(term))
-            self.mailbox.staleness = self._staleness
         around = (self.terms.from_round(round), self.terms.from_round(round - GRACE))
         if around != self._around:
             self._around = around
@@ -182,10 +186,6 @@ class Peer:
         self.circle.admit({name: m.pin or "" for name, m in (heard_members | members).items()})
         addresses = {name: member.address for name, member in members.items() if name != self.name}
         self.neighbours.keep(addresses, self._goodbye(), FAREWELL)
-
-    @property
-    def _staleness(self) -> int:
-        return self.timing.staleness if self.timing.mode == "asynchronous" else 0
 
     def ahead(self) -> int | None:
         """The round that others are in, if they have gone on without this peer."""

@@ -107,12 +107,17 @@ class Terms:
         """The last one."""
         return self.all[-1]
 
+    @property
+    def rounds(self) -> int:
+        """How many there are in all."""
+        return self.newest.charter.agreement.rounds
+
     def rounds_of(self, name: str) -> int:
         """The last round of a member: that before it is no longer one, or that of all."""
         for before, after in zip(self.all, self.all[1:], strict=False):
             if name in before.roster.names and name not in after.roster.names:
                 return after.first - 1
-        return self.newest.charter.agreement.rounds
+        return self.rounds
 
     def largest(self, sender: str) -> int:
         """Bytes of the largest signal that somebody may send."""
