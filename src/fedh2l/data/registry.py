@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from fedh2l.data.base import Dataset
 from fedh2l.data.rotated_mnist import RotatedMNIST
+from fedh2l.data.table import Table
 
-DATASETS: dict[str, type[Dataset]] = {dataset.name: dataset for dataset in (RotatedMNIST,)}
+DATASETS: dict[str, type[Dataset]] = {dataset.name: dataset for dataset in (RotatedMNIST, Table)}
