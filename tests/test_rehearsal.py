@@ -123,6 +123,7 @@ def test_asynchronous_peers_never_wait(town):
     assert all("did not answer" not in made.log(name) for name in results)
 
 
+@pytest.mark.slow
 def test_back_when_the_others_are_nearly_done(town):
     """It learns that they are, does the last round, and ends; nobody is waited for who is done."""
     made = town("run.rounds=150", deadline=1.0, linger=60.0)
@@ -138,6 +139,7 @@ def test_back_when_the_others_are_nearly_done(town):
     assert results["M20"]["skipped"] > 0
 
 
+@pytest.mark.slow
 def test_who_holds_another_roster_is_refused_and_the_others_go_on(town):
     made = town("run.rounds=60", deadline=1.0, linger=1.0)
     folder = made.rehearsed.folder
