@@ -126,6 +126,8 @@ class Courier:
             except PeerRefusedError as error:
                 self._hang_up("refused", str(error))
                 pause = LONGEST_PAUSE
+                if self._closing is not None:
+                    break
             except (OSError, grpc.RpcError, AuditError) as error:
                 self._hang_up("down", _said(error))
             except Exception as error:  # this thread must live, whatever the other has said

@@ -172,7 +172,10 @@ class Peer:
             self.term = term
             for learner in self.residents.learners:
                 learner.use(self._public(term))
-        around = (self.terms.from_round(round), self.terms.from_round(round - GRACE))
+        around = tuple(
+            tuple(term for term in self.terms.from_round(since) if self.name in term.roster.names)
+            for since in (round, round - GRACE)
+        )
         if around != self._around:
             self._around = around
             self._surround(*around)
