@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import socket
 import ssl
-import threading
-import time
 from datetime import timedelta
 
 import grpc
 import pytest
 
 from fedh2l.peer import authority as authorities
-from fedh2l.peer import certificates, transport
+from fedh2l.peer import certificates
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.authority import Authority
 from fedh2l.peer.charter import Charter
 from fedh2l.peer.circle import PeerRefusedError, Sealed
 from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.mailbox import Reason, Refused
-from fedh2l.peer.transport import SERVICE, SLACK, Desk, Line, Listener
+from fedh2l.peer.transport import SERVICE, Desk, Line, Listener
 from test_bundle import CLASSES
 from test_pki import join
 
@@ -289,13 +285,6 @@ def test_greetings_that_are_none(town, changes, why):
     assert why in town.desk.refused[0]
 
 
-def test_what_is_too_large_is_measured_and_a_little_more_is_not_even_read(town):
-    code, details = refused(town, "b", payload=pb.Signal(posteriors=b"x" * (LARGEST + 1)).SerializeToString())
-    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "too large: 2001 bytes")
-    code, _ = refused(town, "b", payload=b"x" * (LARGEST + SLACK + 1))
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
 def test_random_bytes_and_unknown_methods(town):
     code, _ = refused(town, "b", payload=b"\xff\xff\xff\xff")
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -304,54 +293,9 @@ def test_random_bytes_and_unknown_methods(town):
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_noise_on_the_port_changes_nothing(town, caplog):
-    with caplog.at_level(logging.ERROR):
-        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\x00" * 200, b"\xff" * 5000):
-            with socket.create_connection(("127.0.0.1", town.listener.port), 5) as plain:
-                plain.sendall(noise)
-    assert town.greet("b", town.desk.agreed, 1).round == 5
-
-
-def test_who_connects_and_says_nothing_makes_room_again(town, monkeypatch):
-    monkeypatch.setattr(transport, "HANDSHAKE", 1.0)
-    monkeypatch.setattr(transport, "CONNECTIONS", 8)
-    listener = Listener(town.circle("a"), town.desk, "127.0.0.1:0", LARGEST, "abc")
-    listener.start()
-    before = len(os.listdir("/proc/self/fd"))
-    idle = [socket.create_connection(("127.0.0.1", listener.port), 5) for _ in range(100)]
-    try:
-        time.sleep(0.3)
-        assert len(os.listdir("/proc/self/fd")) - before - len(idle) <= 8 + 4 * 3 + 2
-        time.sleep(1.5)
-        address = f"127.0.0.1:{listener.port}"
-        assert town.line("b", address=address).greet(town.desk.agreed, town.desk.agreed.hello("b", 1), 5).round == 5
-    finally:
-        for each in idle:
-            each.close()
-        listener.stop(0)
-
-
 def test_a_port_that_is_taken(town):
     with pytest.raises(PeerRefusedError, match="cannot listen on"):
         Listener(town.circle("a"), town.desk, town.address, LARGEST, "abc")
-
-
-def test_who_calls_and_says_nothing_holds_up_nobody_else(town):
-    """Who calls is looked at before it is listened to, and may call only so often at a time."""
-    silence = threading.Event()
-
-    def nothing():
-        silence.wait(20)
-        yield b""
-
-    own = town.folder / "b"
-    pair = [(own / file).read_bytes() for file in ("node.key", "node.pem")]
-    trusted = (town.folder / "a" / "node.pem").read_bytes()
-    with grpc.secure_channel(town.address, grpc.ssl_channel_credentials(trusted, *pair)) as channel:
-        calls = [channel.stream_unary(f"/{SERVICE}/Teach").future(nothing(), timeout=3) for _ in range(20)]
-        assert town.greet("c", town.desk.agreed, 1).round == 5
-        assert all(call.exception(10) is not None for call in calls)
-    silence.set()
 
 
 def test_a_signal_from_the_future_may_be_sent_again(town, monkeypatch):

@@ -18,9 +18,9 @@ from fedh2l.seedset import SeedSet
 from fedh2l.topology import Graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Term:
-    """The time in which one version of the roster holds."""
+    """The time in which one version of the roster holds; one is another if it is another object."""
 
     charter: Charter
     bundle: Bundle
