@@ -40,7 +40,7 @@ def test_who_takes_part_in_which_round():
     assert terms.names == tuple("abcd")
     joined = terms.since("d")
     assert [term.first for term in joined.all] == [51]
-    assert joined.at(50) is None
+    assert joined.at(50) is joined.at(51)
     with pytest.raises(ConfigError, match="'e' is not a member: a, b, c, d are"):
         terms.since("e")
     assert terms.at(60).shape("d") == (4, 2)

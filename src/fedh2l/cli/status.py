@@ -38,6 +38,7 @@ def status(
         f"{state.seconds:.0f} s of training",
         sep="\n",
         soft_wrap=True,
+        markup=False,
     )
     table = Table()
     for column in ("peer", "state", "round", "taken", "lost", "heard", "refused here", "sent", "why"):

@@ -88,7 +88,7 @@ class Mailbox:
         if len(data) > largest:
             raise Refused(Reason.TOO_LARGE, f"{len(data)} bytes, where at most {largest} are agreed")
         try:
-            term = self.terms.at(round_of(data)) or self.terms.all[0]
+            term = self.terms.at(round_of(data))
             signal = decode(data, term.roster)
         except MessageError as error:
             raise Refused(Reason.MALFORMED, str(error)) from None
@@ -145,7 +145,7 @@ class Mailbox:
                 self._changed.wait(left)
 
     def _members(self, round: int) -> tuple[str, ...]:
-        return (self.terms.at(round) or self.terms.all[0]).roster.names
+        return self.terms.at(round).roster.names
 
     def furthest(self, sender: str) -> int:
         """The furthest round that a signal of `sender` is of; 0 if there is none."""
@@ -175,7 +175,7 @@ class LatestMailbox(Mailbox):
     def _check_round(self, signal: Posteriors, term: Term) -> None:
         """Refuses what is of another roster than the present, is not expected, or is no newer than what was here."""
         round, sender = signal.round, signal.sender
-        present = self.terms.at(self._round) or self.terms.all[0]
+        present = self.terms.at(self._round)
         if term is not present or not term.first <= round <= self.terms.rounds:
             reason = Reason.PAST if round < present.first else Reason.FUTURE
             raise Refused(reason, f"it is of round {round}, and this is round {self._round}, of another time")
@@ -193,7 +193,7 @@ class LatestMailbox(Mailbox):
 
     def newest(self, round: int) -> list[Posteriors]:
         """The newest signal of each peer that is heard in a round, within the staleness bound, in roster order."""
-        term = self.terms.at(round) or self.terms.all[0]
+        term = self.terms.at(round)
         teachers = term.teachers(round).get(self.name, ())
         since = self._since(round, term)
         with self._changed:

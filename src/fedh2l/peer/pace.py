@@ -41,7 +41,7 @@ class Pace:
 
         `done` is the last round that this peer has done, `sent` the last whose signal is on its way.
         """
-        term = self._terms.at(done + 1) or self._terms.all[0]
+        term = self._terms.at(done + 1)
         if term.charter.timing.mode == "asynchronous":  # everybody goes at its own pace
             return None
         theirs = self._theirs(term)
@@ -54,7 +54,7 @@ class Pace:
 
     def _teaches(self, student: str, round: int) -> bool:
         term = self._terms.at(round)
-        return term is not None and term.exchanges(round) and self._name in term.teachers(round).get(student, ())
+        return round >= term.first and term.exchanges(round) and self._name in term.teachers(round).get(student, ())
 
     def at_least(self, round: int, term: Term) -> int:
         """How many others of a term say that they are in a round, or further."""

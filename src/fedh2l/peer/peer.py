@@ -122,7 +122,7 @@ class Peer:
         return self.round >= self.rounds
 
     def _teachers(self, round: int) -> Graph:
-        return (self.terms.at(round) or self.term).teachers(round)
+        return self.terms.at(round).teachers(round)
 
     def _hello(self) -> pb.Hello:
         return self.agreed.hello(self.name, self.present(), self.finished)
@@ -165,7 +165,7 @@ class Peer:
 
     def _enter(self, round: int) -> None:
         """Begins a round, and a term if it is the first of one."""
-        term = self.terms.at(round) or self.terms.all[0]
+        term = self.terms.at(round)
         if term is not self.term:
             version = term.charter.agreement.version
             log.info("from round %d version %d of the roster holds", round, version, extra={"round": round})

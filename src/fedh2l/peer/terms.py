@@ -85,10 +85,9 @@ class Terms:
                     f"version {term.charter.agreement.version} of the roster has a seed set of other classes or inputs"
                 )
 
-    def at(self, round: int) -> Term | None:
-        """The one that holds in a round; None before the first begins."""
-        begun = [term for term in self.all if term.first <= round]
-        return begun[-1] if begun else None
+    def at(self, round: int) -> Term:
+        """The one that holds in a round; before the first begins, the first."""
+        return [term for term in self.all if term.first <= round or term is self.all[0]][-1]
 
     def since(self, name: str) -> Terms:
         """Those from the first that a member is in."""
@@ -99,8 +98,7 @@ class Terms:
 
     def from_round(self, round: int) -> tuple[Term, ...]:
         """The one that holds in a round, and those that come after."""
-        held = self.at(round)
-        return self.all[self.all.index(held) :] if held is not None else self.all
+        return self.all[self.all.index(self.at(round)) :]
 
     @property
     def newest(self) -> Term:
