@@ -22,6 +22,7 @@ from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.bench.cluster import OnRay
 from fedh2l.callbacks import Callback
 from fedh2l.config import load_config
+from fedh2l.engines.ray_fleet import patiently
 from fedh2l.errors import ConfigError, DivergedError, RunError
 from fedh2l.methods.registry import METHODS
 from fedh2l.rundir import RunDirectory
@@ -36,7 +37,7 @@ LENETS = [f"nodes.{i}.{change}" for i in range(4) for change in ("model=lenet", 
 def cluster():
     """One cluster for all tests; the engine uses what is there."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    patiently(lambda: ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False))
     yield
     ray.shutdown()
 
@@ -244,6 +245,26 @@ def test_a_cluster_that_is_not_there(cli):
     done = cli("run", "--engine", "ray", "--set", "ray.address=127.0.0.1:1", "--out", "x", timeout=60)
     assert done.returncode == 2
     assert "cannot reach Ray at '127.0.0.1:1': " in done.stderr
+
+
+def test_a_machine_too_busy_for_ray(caplog):
+    late = iter([Exception("timed out during startup"), Exception("timed out during startup")])
+
+    def start() -> str:
+        for error in late:
+            raise error
+        return "started"
+
+    assert patiently(start) == "started"
+    assert caplog.text.count("it is tried again") == 2
+
+
+def test_a_machine_where_ray_cannot_start(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "no" / "such"))
+    done = cli("run", "--engine", "ray", "--out", "x", timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "cannot reach Ray on this machine: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_device_is_asked_for_by_node():

@@ -9,6 +9,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from fedh2l.callbacks import Callback
+from fedh2l.engines.ray_fleet import patiently
 from fedh2l.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,8 @@ def test_a_machine_is_lost_and_another_one_comes(federation, caplog):
     """Two machines with room for two nodes each; one goes away in round 23, and a new one comes."""
     undisturbed = Trainer(federation("run.rounds=60", "run.checkpoint_every=10", "run.engine=local")).run()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    head = {"num_cpus": 2, "include_dashboard": False}
+    cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
     second = cluster.add_node(num_cpus=2)
     ray.init(address=cluster.address, log_to_driver=False)
     trainer = Trainer(federation("run.rounds=60", "run.checkpoint_every=10", "run.engine=ray"))

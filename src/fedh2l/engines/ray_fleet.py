@@ -9,8 +9,8 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -31,6 +31,8 @@ from fedh2l.plugins import search
 from fedh2l.settings import RaySettings, available_cores
 
 log = logging.getLogger("fedh2l")
+
+T = TypeVar("T")
 
 LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError, NodeDiedError)
 """How Ray says that a process or machine is gone."""
@@ -151,11 +153,24 @@ def connect(settings: RaySettings, cpus: float = 0) -> bool:
             ray.init(address=address, **quiet)
         else:
             there = max(available_cores(), math.ceil(cpus))
-            ray.init(address="local", num_cpus=there, include_dashboard=False, **quiet)
+            patiently(lambda: ray.init(address="local", num_cpus=there, include_dashboard=False, **quiet))
     except (OSError, RayError, RuntimeError, ValueError) as error:
         where = f"at '{address}'" if address else "on this machine"
         raise RunError(f"cannot reach Ray {where}: {error}") from error
     return True
+
+
+def patiently(start: Callable[[], T]) -> T:
+    """What `start` gives, tried up to three times: Ray's daemons have half a minute, too little for a busy machine."""
+    attempts = 0
+    while True:
+        try:
+            return start()
+        except Exception as error:  # of daemons that are late Ray says nothing more special
+            attempts += 1
+            if attempts == 3:
+                raise RuntimeError(str(error)) from error
+            log.warning("Ray did not start on this machine (%s); it is tried again", error)
 
 
 def _knock(address: str) -> None:
