@@ -25,6 +25,7 @@ from fedh2l.bench.suites import SUITES
 from fedh2l.bench.tables import tables_of
 from fedh2l.callbacks import Callback
 from fedh2l.config import load_config
+from fedh2l.data.registry import DATASETS
 from fedh2l.methods.registry import METHODS
 from fedh2l.trainer import Interrupted
 
@@ -54,8 +55,12 @@ def test_one_seed_has_neither_spread_nor_interval():
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_cell_of_every_suite_can_be_configured(name):
-    cells = all_cells(SUITES[name], 2, ("run.rounds=60",), None)
+def test_every_cell_of_every_suite_can_be_configured(name, tmp_path):
+    dataset = SUITES[name].images
+    for folder in DATASETS[dataset].DOMAINS if dataset else ():
+        (tmp_path / folder).mkdir()
+    where = (f"data.root={tmp_path}",) if dataset else ()
+    cells = all_cells(SUITES[name], 2, ("run.rounds=60", *where), None)
     assert len({cell.path(Path()) for cell in cells}) == len(cells)
     for cell in cells:
         assert cell.config("cpu").run.rounds == 60

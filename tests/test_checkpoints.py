@@ -166,11 +166,27 @@ def test_stopping_saves_the_round(federation, tmp_path):
 
 def test_a_checkpoint_of_another_federation_is_refused(federation, tmp_path):
     directory = RunDirectory.claim(tmp_path / "run", "x")
-    Trainer(federation("run.checkpoint_every=5"), directory).run()
+    with pytest.raises(Interrupted):
+        Trainer(federation(), directory, stop=lambda: True).run()
     for change in ("method.kl=false", "optimizer.lr=0.5", "run.seed=3", "nodes.0.model=cnn", "nodes.M0.model_args={}"):
         reset = ["nodes.0.model_args={}"] if "nodes" in change else []
         with pytest.raises(RunError, match="is of a run with another"):
             Trainer(federation(change, *reset), directory).resume()
+
+
+def test_they_are_as_often_as_asked_for_and_gone_at_the_end(federation, tmp_path):
+    directory, rounds = RunDirectory.claim(tmp_path / "run", "x"), []
+
+    class Watch(Callback):
+        def on_checkpoint(self, round, path):
+            rounds.append(round)
+            assert path.is_file()
+            assert len(directory.checkpoints.paths()) <= 2
+
+    Trainer(federation("run.rounds=20", "run.checkpoint_every=6"), directory, [Watch()]).run()
+    assert rounds == [6, 12, 18]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert directory.result() is not None
 
 
 def test_automatic_checkpoints_stay_within_their_share(federation, tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +32,12 @@ class Checkpoint(NamedTuple):
     plain: dict[str, Any]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, *parts: bytes) -> None:
     """Writes under a temporary name, syncs, and renames, so that `path` is either absent, old or complete."""
     partial = path.with_name(f".{path.name}.partial")
     with open(partial, "wb") as file:
-        file.write(data)
+        for part in parts:
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
@@ -62,10 +64,15 @@ def write_exclusively(path: Path, data: bytes) -> None:
 
 def pack(checkpoint: Checkpoint) -> bytes:
     """The bytes of a checkpoint: a line with the SHA-256 of the rest, then safetensors."""
+    return b"".join(_packed(checkpoint))
+
+
+def _packed(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
+    """Both parts of it, which together would be one copy more: of large models it is gigabytes."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     plain = json.dumps({"round": checkpoint.round, **checkpoint.plain})
     body = save_tensors(tensors, metadata={"plain": plain})
-    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n", body
 
 
 def unpack(data: bytes) -> Checkpoint:
@@ -94,7 +101,7 @@ class CheckpointFolder:
         """Writes a checkpoint and drops what it makes superfluous."""
         self.folder.mkdir(exist_ok=True)
         path = self.folder / _name(checkpoint.round)
-        write_atomically(path, pack(checkpoint))
+        write_atomically(path, *_packed(checkpoint))
         for old in self.paths()[:-KEEP]:
             old.unlink()
         return path
@@ -104,6 +111,10 @@ class CheckpointFolder:
         for path in self.paths():
             if path.name > _name(round):
                 path.unlink()
+
+    def clear(self) -> None:
+        """Removes all of them, and their folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def paths(self) -> list[Path]:
         """All complete checkpoints, oldest first."""

@@ -38,6 +38,9 @@ class NodeSettings(Section):
     domain: str | None = Field(None, description="the domain it holds; the one of the node's name if not given")
     model: str = Field("lenet", description="a built-in model, or package.module:factory")
     model_args: dict[str, Any] = Field({}, description="arguments of the model")
+    weights: str | None = Field(
+        None, description="what the model starts from: a .safetensors or .pth file, or a name that torchvision knows"
+    )
     resources: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
         None, description="what it asks a Ray cluster for: num_cpus, num_gpus, memory, or others of the cluster's own"
     )
@@ -71,7 +74,8 @@ class Config:
                     f"nodes.{place}.{key}: there is no domain '{domain}' in {self.data_name}."
                     f"{did_you_mean(domain, domains)}"
                 )
-            nodes.append(Node(node.name, node.model, domains[domain], node.model_args, node.resources or {}))
+            given = (node.model_args, node.resources or {}, node.weights)
+            nodes.append(Node(node.name, node.model, domains[domain], *given))
         return Federation(nodes, self.method, self.run, self.optimizer, self.ray)
 
     def sections(self) -> Raw:

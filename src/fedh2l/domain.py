@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedh2l.augmentation import Augmentation
 from fedh2l.data.splits import DEFAULT_SHARES, Shares, stratified_split
 from fedh2l.errors import DataError
+from fedh2l.pixels import ready
 
 SPLITS = ("private", "public", "validation", "test")
 
@@ -21,6 +23,8 @@ SPLITS = ("private", "public", "validation", "test")
 @dataclass(frozen=True)
 class Samples:
     """Inputs `(n, …)` and class indices `(n,)`, held in memory (or on a GPU) for the whole training.
+
+    Inputs of type uint8 are the pixels of images: a model is fed what its domain's preprocessing makes of them.
 
     Samples of several nodes that an engine runs as one have a leading dimension of nodes in both.
     """
@@ -105,6 +109,8 @@ class Domain:
     validation: Samples
     test: Samples
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    augmentation: Augmentation | None = None
+    """Other views of its images, to train on."""
 
     def __post_init__(self) -> None:
         for split in SPLITS:
@@ -130,6 +136,15 @@ class Domain:
                 )
             if samples.inputs.is_floating_point() and not bool(torch.isfinite(samples.inputs).all()):
                 raise DataError(f"{where} contains NaN or infinite inputs")
+
+    def as_numbers(self) -> Domain:
+        """The same with images as a model is fed them, rather than as bytes."""
+
+        def numbers(samples: Samples) -> Samples:
+            return Samples(ready(samples.inputs, self.preprocessing, torch.float32), samples.labels)
+
+        private, public, validation, test = map(numbers, (self.private, self.public, self.validation, self.test))
+        return replace(self, private=private, public=public, validation=validation, test=test)
 
     @cached_property
     def digest(self) -> str:

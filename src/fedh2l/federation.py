@@ -16,6 +16,7 @@ from fedh2l.methods.base import Method, require_one_architecture
 from fedh2l.methods.registry import METHODS
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
+from fedh2l.pixels import Pixels
 from fedh2l.roster import Roster
 from fedh2l.sampling import node_secret
 from fedh2l.seedset import SeedSet
@@ -54,7 +55,8 @@ class Federation:
         """The nodes at work, in roster order, with their initial weights."""
         device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         parts = {node.name: node.domain.public for node in self.nodes}
-        seed_set = SeedSet(parts, self.settings.seed).to(device, dtype)
+        views = self.nodes[0].domain.augmentation
+        seed_set = SeedSet(parts, self.settings.seed, views if views and views.public else None).to(device, dtype)
         validation = Samples.concatenate([node.domain.validation for node in self.nodes]).to(device, dtype)
         learners = [
             Learner(
@@ -66,6 +68,7 @@ class Federation:
                 device,
                 dtype,
                 validation,
+                self.settings.compute,
             )
             for node in self.members
         ]
@@ -91,6 +94,11 @@ class Federation:
                 raise DataError(
                     f"nodes '{first.name}' and '{node.name}' have inputs of different shapes: {first.input_shape} and "
                     f"{node.input_shape}; a node's model must be able to read everybody's public data"
+                )
+            if _bytes_to_numbers(node) != _bytes_to_numbers(first):
+                raise DataError(
+                    f"nodes '{first.name}' and '{node.name}' have images that are preprocessed or augmented "
+                    "differently; a public image must be the same to everybody"
                 )
         owner: dict[int, str] = {}
         for node in self.nodes:
@@ -118,3 +126,10 @@ class Federation:
                     "node '%s' has %d public samples, fewer than a batch of %d: all are used each time",
                     node.name, size, rows,
                 )  # fmt: skip
+
+
+def _bytes_to_numbers(node: Node) -> object:
+    """What must be alike in all nodes for a public batch to be the same to all of them."""
+    domain = node.domain
+    pixels = Pixels.of(domain.preprocessing) if domain.private.inputs.dtype == torch.uint8 else None
+    return pixels, domain.augmentation

@@ -19,8 +19,10 @@ from fedh2l.domain import Samples
 from fedh2l.network import Network, flattened, grouped
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
+from fedh2l.pixels import Pixels
 from fedh2l.sampling import PrivatePurpose, draw_indices, shuffled, torch_seed
 from fedh2l.seedset import SeedSet
+from fedh2l.settings import AS_USUAL, Compute
 
 LocalData = Literal["private", "private+own-public", "private+all-public"]
 Pool = LocalData | Literal["all-public"]
@@ -40,11 +42,12 @@ class Learner(Network):
         device: torch.device,
         dtype: torch.dtype,
         validation: Samples | None = None,
+        compute: Compute = AS_USUAL,
     ) -> None:
         module = node.build(secret, batch_size)
         first = next(module.parameters())
         self._home = (first.device, first.dtype, module.training)
-        super().__init__(module.to(device, dtype), optimizer)
+        super().__init__(module.to(device, dtype), optimizer, Pixels.of(node.domain.preprocessing), compute)
         self.name = node.name
         self.classes = len(node.domain.classes)
         self.private = node.domain.private.to(device, dtype)
@@ -62,13 +65,20 @@ class Learner(Network):
         """The weights that did best on validation data so far."""
         self.reported: Weights | None = None
         """The weights that count as this node's model, where they are not the ones it is training."""
+        self.augmentation = node.domain.augmentation
+        """Other views of its images, to train on."""
         self._node = node
         self._secret = secret
         self._pools: dict[str, Samples] = {}
 
     def local_batch(self, round: int, pool: Pool) -> Samples:
         """The batch of a round from this node's local pool, drawn by its secret."""
-        return self.pool(pool).take(self.local_indices(round, pool))
+        batch = self.pool(pool).take(self.local_indices(round, pool))
+        if self.augmentation is None:
+            return batch
+        dtype = self.parameters.dtype
+        seen = self.augmentation.views(batch.inputs, dtype, "local-views", self._secret, self.name, round)
+        return Samples(seen, batch.labels)
 
     def local_indices(self, round: int, pool: Pool) -> Tensor:
         """Where in its local pool the batch of a round is, `(batch_size,)`."""
@@ -114,11 +124,12 @@ class Learner(Network):
 
     def build(self, model: str, arguments: Mapping[str, Any]) -> nn.Module:
         """Another model, with the initial weights that it would have had as this node's own."""
-        return replace(self._node, model=model, model_args=arguments).build(self._secret, self.batch_size)
+        return replace(self._node, model=model, model_args=arguments, weights=None).build(self._secret, self.batch_size)
 
     def further(self, name: str, module: nn.Module) -> Network:
         """A copy of `module`, kept in training beside this node's own model."""
-        network = Network(copy.deepcopy(module).to(self.parameters.device, self.parameters.dtype), self.optimizer)
+        copied = copy.deepcopy(module).to(self.parameters.device, self.parameters.dtype)
+        network = Network(copied, self.optimizer, self.pixels, self.compute)
         self.networks[name] = network
         return network
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from fedh2l.cpu_layers import ON_CPU
 from fedh2l.optimizers import OptimizerSettings, State
 from fedh2l.overrides import Instead
 from fedh2l.parameters import FlatParameters
+from fedh2l.pixels import ZERO_TO_ONE, Pixels
+from fedh2l.settings import AS_USUAL, Compute
 
 Phase = Literal["local", "mutual"]
 
@@ -20,13 +24,23 @@ Phase = Literal["local", "mutual"]
 class Network:
     """What a method trains: a node's own model, or another one that a method keeps beside it or on a server."""
 
-    def __init__(self, module: nn.Module, optimizer: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: OptimizerSettings,
+        pixels: Pixels = ZERO_TO_ONE,
+        compute: Compute = AS_USUAL,
+    ) -> None:
         self.module = module
+        self.pixels = pixels
+        """What bytes of images are to the model."""
+        self.compute = compute
         self.flat = FlatParameters(module)
         self.optimizer = optimizer
         self.optimizer_states: dict[str, State] = {}
         self._plain_modes = all(type(m).train is nn.Module.train for m in module.modules())
         self._modules = list(module.modules())
+        self._norms = norms_of(module)
         compiled = any(hasattr(m, "_orig_mod") for m in self._modules)
         self._quicker = self.parameters.device.type == "cpu" and not compiled
 
@@ -35,18 +49,71 @@ class Network:
         """All trainable parameters as one vector `(parameters,)`."""
         return self.flat.vector
 
-    def logits(self, inputs: Tensor, **how: Any) -> Tensor:
-        """What the model, in training mode, says of inputs `(rows, …)`: `(rows, classes)`, with its graph."""
+    def logits(self, inputs: Tensor, frozen: bool = False, **how: Any) -> Tensor:
+        """What the model, in training mode, says of inputs `(rows, …)`: `(rows, classes)`, with its graph.
+
+        `frozen`: batch norm uses the statistics that it has, as in evaluation, and does not learn others.
+        """
         self._set_mode(training=True)
-        return self._said(inputs, how)
+        rows = self.compute.rows or len(inputs)
+        if rows >= len(inputs) and not frozen:
+            return self._said(inputs, how)
+        with self._unlearning(frozen):
+            if rows >= len(inputs):
+                return self._said(inputs, how)
+            return torch.cat([self._lightly(part, frozen, how) for part in torch.split(inputs, rows)])
+
+    @property
+    def has_norms(self) -> bool:
+        """Whether the model has layers that learn statistics of batches."""
+        return bool(self._norms)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, **how: Any) -> Tensor:
         """Logits `(rows, classes)` in evaluation mode, as a teacher or in a test."""
         self._set_mode(training=False)
-        return self._said(inputs, how)
+        rows = self.compute.rows or len(inputs)
+        if rows >= len(inputs):
+            return self._said(inputs, how)
+        return torch.cat([self._said(part, how) for part in torch.split(inputs, rows)])
+
+    @contextmanager
+    def _unlearning(self, frozen: bool) -> Iterator[None]:
+        for layer in self._norms if frozen else ():
+            layer.training = False
+        try:
+            yield
+        finally:
+            for layer in self._norms if frozen else ():
+                layer.training = self.module.training
+
+    def _lightly(self, inputs: Tensor, frozen: bool, how: Mapping[str, Any]) -> Tensor:
+        """As `_said`, without keeping what lies between: it is computed again when the gradient is."""
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            training, buffers = self.module.training, [buffer.clone() for buffer in self.module.buffers()]
+            self._set_mode(training=True)
+            try:
+                with self._unlearning(frozen):
+                    yield
+            finally:
+                self._set_mode(training)
+                with torch.no_grad():  # statistics have been learned the first time
+                    for buffer, value in zip(self.module.buffers(), buffers, strict=True):
+                        buffer.copy_(value)
+
+        said: Tensor = checkpoint(
+            lambda part: self._said(part, how), inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), again())
+        )
+        return said
 
     def _said(self, inputs: Tensor, how: Mapping[str, Any]) -> Tensor:
+        inputs = self.pixels(inputs, self.parameters.dtype)
+        if self.compute.bf16:
+            with torch.autocast(inputs.device.type, torch.bfloat16):
+                mixed: Tensor = self.module(inputs, **how)
+            return mixed.to(self.parameters.dtype)
         with Instead(ON_CPU) if self._quicker else nullcontext():
             output: Tensor = self.module(inputs, **how)
         return output
@@ -130,6 +197,11 @@ class Network:
         elif self.module.training is not training:
             for module in self._modules:
                 module.training = training
+
+
+def norms_of(module: nn.Module) -> list[nn.Module]:
+    """The layers of a model that learn statistics of batches."""
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
 def grouped(state: Mapping[str, Tensor], device: torch.device) -> dict[str, dict[str, Tensor]]:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedh2l.domain import Domain
-from fedh2l.models.factory import Recipe, check_model
+from fedh2l.models.factory import Recipe, check_model, takes_classes
+from fedh2l.models.pretrained import fit_head, start_from
+from fedh2l.pixels import ready
 from fedh2l.sampling import torch_seed
 
 
@@ -28,6 +30,8 @@ class Node:
     model_args: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
     """What it asks a Ray cluster for: num_cpus, num_gpus, memory in bytes, or resources of the cluster's own."""
+    weights: str | None = None
+    """What the model starts from: a file of weights, or a name that torchvision has; drawn at random if not given."""
 
     @property
     def recipe(self) -> Recipe:
@@ -51,21 +55,32 @@ class Node:
 
     @property
     def floating(self) -> bool:
-        """Whether inputs are measurements, which take on the run's type, or indices, which do not."""
-        return self.domain.private.inputs.is_floating_point()
+        """Whether inputs are measurements or pixels, which take on the run's type, or indices, which do not."""
+        inputs = self.domain.private.inputs
+        return inputs.is_floating_point() or inputs.dtype == torch.uint8
 
     def build(self, secret: str, batch_size: int) -> nn.Module:
         """The module, checked on a batch; its initial weights come from the node's secret."""
         where = f"node '{self.name}': model '{self.model_name}'"
         example = self.domain.public.take(range(min(batch_size, len(self.domain.public))))
+        inputs = ready(example.inputs, self.domain.preprocessing, torch.float32)
         with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever the run's device
             torch.default_generator.manual_seed(torch_seed("initial-weights", secret, self.name))
-            module = self.model if isinstance(self.model, nn.Module) else self._construct(where)
-            check_model(module, example.inputs, len(self.domain.classes), where)  # lazy layers draw weights here
+            module = self.model if isinstance(self.model, nn.Module) else self._construct(where, inputs)
+            check_model(module, inputs, len(self.domain.classes), where)  # lazy layers draw weights here
         return module
 
-    def _construct(self, where: str) -> nn.Module:
+    def _construct(self, where: str, inputs: Tensor) -> nn.Module:
+        classes = len(self.domain.classes)
         if isinstance(self.model, str):
-            return self.recipe.build(len(self.domain.classes), self.input_shape, where)
-        assert callable(self.model)
-        return Recipe.call(self.model, self.model_args, len(self.domain.classes), self.input_shape, where)
+            module = self.recipe.build(classes, self.input_shape, where)
+            fits = self.recipe.takes_classes(where)
+        else:
+            assert callable(self.model)
+            module = Recipe.call(self.model, self.model_args, classes, self.input_shape, where)
+            fits = takes_classes(self.model)
+        if not fits:
+            fit_head(module, inputs[:1], classes)
+        if self.weights is not None:
+            start_from(module, self.weights, self.recipe.factory, where)
+        return module

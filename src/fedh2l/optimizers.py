@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedh2l.parameters import blocks
 from fedh2l.section import Section
 
 State = dict[str, Tensor]
@@ -44,14 +45,17 @@ class OptimizerSettings(Section):
 
     def step(self, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
         """Moves `parameters` and `state` in place; neither may require a gradient."""
-        if self.weight_decay:
-            gradient = gradient.add(parameters, alpha=self.weight_decay)
         state["steps"] += 1
-        if self.name == "sgd":
-            state["velocity"].mul_(self.momentum).add_(gradient)
-            parameters.add_(state["velocity"], alpha=-rate)
-        else:
-            _adam(parameters, gradient, state, rate)
+        names = [name for name in state if name != "steps"]
+        for part, slope, *rest in blocks(parameters, gradient, *(state[name] for name in names)):
+            if self.weight_decay:
+                slope = slope.add(part, alpha=self.weight_decay)
+            own = dict(zip(names, rest, strict=True))
+            if self.name == "sgd":
+                own["velocity"].mul_(self.momentum).add_(slope)
+                part.add_(own["velocity"], alpha=-rate)
+            else:
+                _adam(part, slope, {**own, "steps": state["steps"]}, rate)
 
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8

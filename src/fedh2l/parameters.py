@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
+
+BLOCK = {"cpu": 1 << 20, "cuda": 1 << 25}
+"""How many parameters are worked on at once: what a cache holds, or what a GPU is busy with for a while."""
+
+
+def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same parts of some vectors `(…, parameters)`, one after the other.
+
+    What is computed on the way of a large model, a copy in float64 say, is then never as large as the model.
+    """
+    first = vectors[0]
+    largest = BLOCK["cuda" if first.is_cuda else "cpu"]
+    if first.shape[-1] <= largest:
+        yield vectors
+        return
+    yield from zip(*(torch.split(vector, largest, -1) for vector in vectors), strict=True)
 
 
 class FlatParameters:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedh2l.parameters import blocks
+
 
 class Projection(NamedTuple):
     """A projected gradient `(…, parameters)`, and how the two gradients stood to each other, `(…)` each."""
@@ -32,45 +34,55 @@ class Projection(NamedTuple):
 
 def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """g̃ of eq. (8): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
-    pub, loc = _Wide.of(g_pub), _Wide.of(g_loc)
-    return _projection(g_pub + _correction(pub, loc).to(g_pub.dtype), pub, loc)
+    relation = _Relation.of(g_pub, g_loc)
+    v = relation.v(relation.local)
+    moved = torch.empty_like(g_pub)
+    for pub, loc, out in blocks(g_pub, g_loc, moved):
+        out.copy_(pub + (v * loc.double()).to(pub.dtype))
+    return relation.projection(moved)
 
 
 def pcgrad(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """PCGrad (Yu et al., 2020) for two gradients: each projected on the other's normal plane, then summed."""
-    pub, loc = _Wide.of(g_pub), _Wide.of(g_loc)
-    both = (pub.vector + _correction(pub, loc)) + (loc.vector + _correction(loc, pub))
-    return _projection(both.to(g_pub.dtype), pub, loc)
+    relation = _Relation.of(g_pub, g_loc)
+    v_pub, v_loc = relation.v(relation.local), relation.v(relation.public)
+    both = torch.empty_like(g_pub)
+    for pub, loc, out in blocks(g_pub, g_loc, both):
+        wide_pub, wide_loc = pub.double(), loc.double()
+        out.copy_((wide_pub + v_pub * wide_loc) + (wide_loc + v_loc * wide_pub))
+    return relation.projection(both)
 
 
 def unprojected(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """g_pub as it is, with the relation of the two gradients still measured."""
-    return _projection(g_pub, _Wide.of(g_pub), _Wide.of(g_loc))
+    return _Relation.of(g_pub, g_loc).projection(g_pub)
 
 
-class _Wide(NamedTuple):
-    """A gradient in float64 and its square."""
+class _Relation(NamedTuple):
+    """The three inner products of two gradients, `(…)` each, in float64."""
 
-    vector: Tensor
-    square: Tensor
+    inner: Tensor
+    public: Tensor
+    """⟨g_pub, g_pub⟩"""
+    local: Tensor
+    """⟨g_loc, g_loc⟩"""
 
     @staticmethod
-    def of(gradient: Tensor) -> _Wide:
-        vector = gradient.double()
-        return _Wide(vector, torch.linalg.vecdot(vector, vector))
+    def of(g_pub: Tensor, g_loc: Tensor) -> _Relation:
+        sums: list[Tensor] = []
+        for pub, loc in blocks(g_pub, g_loc):
+            pub, loc = pub.double(), loc.double()
+            parts = [torch.linalg.vecdot(a, b) for a, b in ((pub, loc), (pub, pub), (loc, loc))]
+            sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else parts
+        return _Relation(*sums)
 
+    def v(self, fixed: Tensor) -> Tensor:
+        """v* `(…, 1)`, that of a gradient which is moved, by the square of the one that stays; 0 without conflict."""
+        return ((-self.inner).clamp_min(0) / _nonzero(fixed)).unsqueeze(-1)
 
-def _correction(moved: _Wide, fixed: _Wide) -> Tensor:
-    """v*·fixed: what takes `moved` to the nearest vector that does not conflict with `fixed`; 0 if it does not."""
-    v = (-torch.linalg.vecdot(moved.vector, fixed.vector)).clamp_min(0) / _nonzero(fixed.square)
-    correction: Tensor = v.unsqueeze(-1) * fixed.vector
-    return correction
-
-
-def _projection(gradient: Tensor, pub: _Wide, loc: _Wide) -> Projection:
-    inner = torch.linalg.vecdot(pub.vector, loc.vector)
-    cosine = inner / (_nonzero(pub.square).sqrt() * _nonzero(loc.square).sqrt())
-    return Projection(gradient, (inner < 0).double(), cosine.clamp(-1, 1))
+    def projection(self, gradient: Tensor) -> Projection:
+        cosine = self.inner / (_nonzero(self.public).sqrt() * _nonzero(self.local).sqrt())
+        return Projection(gradient, (self.inner < 0).double(), cosine.clamp(-1, 1))
 
 
 def _nonzero(value: Tensor) -> Tensor:

@@ -19,11 +19,22 @@ TAG = "fedh2l-1"
 T = TypeVar("T")
 
 PublicPurpose = Literal[
-    "public-batch", "topology", "peers", "pairs", "digits", "split", "alignment", "server-batch", "torch-server"
+    "public-batch",
+    "topology",
+    "peers",
+    "pairs",
+    "digits",
+    "split",
+    "alignment",
+    "server-batch",
+    "torch-server",
+    "public-views",
 ]
 """Drawn from the federation's seed, which every peer holds."""
 
-PrivatePurpose = Literal["initial-weights", "local-batch", "digest", "torch-local", "torch-emit", "torch-mutual"]
+PrivatePurpose = Literal[
+    "initial-weights", "local-batch", "local-views", "digest", "torch-local", "torch-emit", "torch-mutual"
+]
 """Drawn from a node's secret, so that nobody else can tell which private samples were in a batch."""
 
 Purpose = PublicPurpose | PrivatePurpose | Literal["node-secret"]

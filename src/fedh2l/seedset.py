@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 
+from fedh2l.augmentation import Augmentation
 from fedh2l.domain import Samples
 from fedh2l.sampling import draw_indices
 
@@ -17,14 +18,20 @@ class SeedSet:
     Indices are addressed by (federation seed, owner, round), so every peer derives the same batch and none travel.
     """
 
-    def __init__(self, parts: Mapping[str, Samples], seed: int) -> None:
+    def __init__(self, parts: Mapping[str, Samples], seed: int, augmentation: Augmentation | None = None) -> None:
         self.parts = dict(parts)
         self.seed = seed
+        self.augmentation = augmentation
+        """Other views of its images, the same for everybody, that a round's batches consist of."""
+        self._dtype = torch.float32
         self._kept: tuple[int, dict[tuple[str, int], Samples]] = (-1, {})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SeedSet:
         """The same set on a device."""
-        return SeedSet({name: part.to(device, dtype) for name, part in self.parts.items()}, self.seed)
+        parts = {name: part.to(device, dtype) for name, part in self.parts.items()}
+        moved = SeedSet(parts, self.seed, self.augmentation)
+        moved._dtype = dtype
+        return moved
 
     @cached_property
     def union(self) -> Samples:
@@ -45,5 +52,9 @@ class SeedSet:
             self._kept = (round, kept)
         if (owner, size) not in kept:  # two nodes at once may both draw it, to the same end
             part = self.parts[owner]
-            kept[owner, size] = part.take(draw_indices(len(part), size, "public-batch", self.seed, owner, round))
+            batch = part.take(draw_indices(len(part), size, "public-batch", self.seed, owner, round))
+            if self.augmentation is not None:
+                seen = self.augmentation.views(batch.inputs, self._dtype, "public-views", self.seed, owner, round)
+                batch = Samples(seen, batch.labels)
+            kept[owner, size] = batch
         return kept[owner, size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -32,6 +32,17 @@ class RunSettings(Section):
         "one a node where there are cores for three or more and the run is long",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="type of parameters and inputs")
+    precision: Literal["float32", "bf16"] = Field(
+        "float32",
+        description="bf16: passes through models are in mixed precision, quicker on a GPU; parameters, losses, "
+        "projection and messages stay as run.dtype says",
+    )
+    micro_batch: int | None = Field(
+        None,
+        ge=1,
+        description="rows that go through a model at a time, for batches that do not fit in memory: their gradients "
+        "add up, and each pass forward is done twice; batch norm sees so many rows",
+    )
     batch_size: int = Field(32, ge=1, description="samples of a local batch")
     eval_every: int = Field(50, ge=1, description="rounds between evaluations on validation data")
     checkpoint_every: int | Literal["auto"] = Field(
@@ -58,6 +69,11 @@ class RunSettings(Section):
         return f"best model on pooled validation ACC, evaluated every {self.eval_every} rounds"
 
     @property
+    def compute(self) -> Compute:
+        """How passes through models are computed."""
+        return Compute(self.precision == "bf16", self.micro_batch)
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The type of parameters and inputs."""
         return torch.float64 if self.dtype == "float64" else torch.float32
@@ -72,6 +88,17 @@ class RunSettings(Section):
         device = "cpu" if self.engine == "ray" else str(resolve_device(self.device))
         engine = "local" if self.engine == "auto" and device == "cpu" else self.engine
         return self.model_copy(update={"device": device, "engine": engine})
+
+
+class Compute(NamedTuple):
+    """How passes through a model are computed."""
+
+    bf16: bool = False
+    rows: int | None = None
+    """How many at a time."""
+
+
+AS_USUAL = Compute()
 
 
 class RaySettings(Section):

@@ -209,6 +209,7 @@ class Trainer:
         )
         if self.directory:
             self.directory.write_result(result.to_dict())
+            self.directory.checkpoints.clear()  # of large models they are gigabytes, and nothing is left to resume
         return result
 
     def _save_models(self, which: Which, rounds: Sequence[int]) -> None:

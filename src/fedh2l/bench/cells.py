@@ -12,13 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedh2l.bench.suite import Changes, Row, Suite, TableSpec
+from fedh2l.bench.suite import Row, Suite, TableSpec
 from fedh2l.callbacks import Callback
 from fedh2l.config import Config, load_config
 from fedh2l.engines.batched import BatchedEngine
 from fedh2l.engines.choice import engines_for
 from fedh2l.errors import FedH2LError
 from fedh2l.methods.registry import find_method
+from fedh2l.presets import Changes
 from fedh2l.rundir import CONFIG, RESULT, RunDirectory
 from fedh2l.toml import to_toml
 from fedh2l.trainer import Interrupted, Trainer, run_together
@@ -66,6 +67,8 @@ class Place:
     device: str
     callback: Callable[[], Callback]
     stop: Callable[[], bool]
+    keep_models: bool = False
+    """Whether the models of a run are kept, beside its result."""
 
 
 def run_cells(cells: Sequence[Cell], place: Place) -> dict[Cell, str]:
@@ -100,25 +103,25 @@ def _run_as_one(cells: Sequence[Cell], place: Place) -> None:
     for cell, federation, engine in zip(cells, federations, engines_for(federations), strict=True):
         directory = cell.directory(place.out, place.device)
         trainers.append(Trainer(federation, directory, [place.callback()], place.stop, engine))
-        trainers[-1].save_models = False
+        trainers[-1].save_models = place.keep_models
         trainers[-1].resume()
     if isinstance(trainers[0].engine, BatchedEngine):
         run_together(trainers)
     else:
         for trainer in trainers:
             trainer.run()
-    for cell in cells:
-        shutil.rmtree(cell.path(place.out) / "checkpoints", ignore_errors=True)
 
 
 def units(cells: Sequence[Cell], device: str) -> list[list[Cell]]:
-    """What is run at a time: on a GPU, cells that differ by seed and split alone go together."""
-    if device == "cpu":
-        return [[cell] for cell in cells]
-    found: dict[tuple[str, Changes], list[Cell]] = {}
+    """What is run at a time: on a GPU, cells that differ by seed and split alone go together.
+
+    Those with data of their own, images say, are large, and run one at a time.
+    """
+    found: dict[object, list[Cell]] = {}
     for cell in cells:
+        alone = device == "cpu" or any(change.startswith("data.name=") for change in cell.changes)
         alike = tuple(change for change in cell.changes if not change.startswith("data.splits="))
-        found.setdefault((cell.method, alike), []).append(cell)
+        found.setdefault(cell if alone else (cell.method, alike), []).append(cell)
     return list(found.values())
 
 
@@ -129,13 +132,13 @@ def _fingerprint(cell: Cell) -> str:
 
 def takes_part(row: Row, table: TableSpec) -> bool:
     """Whether a row's method can run its table at all: with different models, some cannot."""
-    models = {change.partition("=")[2] for change in table.changes if re.fullmatch(r"nodes\.\d+\.model=.*", change)}
+    models = {change.partition("=")[2] for change in table.changes if re.fullmatch(r"nodes\.[^.]+\.model=.*", change)}
     return len(models) < 2 or bool(find_method(row.method).heterogeneous)
 
 
 def cells_of(row: Row, table: TableSpec, choice: str, seeds: int, common: Changes) -> list[Cell]:
     """The runs behind one choice of a row."""
-    changes = (*common, *table.changes, *row.choices[choice])  # the last wins: a row is what its label says
+    changes = (*table.defaults, *common, *table.changes, *row.choices[choice])  # the last: a row is what it says
     return [Cell(row.method, changes, seed) for seed in range(seeds)]
 
 

@@ -37,8 +37,9 @@ Files = dict[str, bytes]
 class OnRay(Workers):
     """Tasks of a Ray cluster, with one CPU each, or one GPU where the cluster has some."""
 
-    def __init__(self, out: Path, device: str, settings: RaySettings) -> None:
+    def __init__(self, out: Path, device: str, settings: RaySettings, keep_models: bool = False) -> None:
         self.out = out
+        self.keep_models = keep_models
         if device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--device {device}: on a cluster it is cpu, cuda or auto")
         self._started = connect(settings)
@@ -56,7 +57,7 @@ class OnRay(Workers):
     def submit(self, unit: Sequence[Cell]) -> Any:
         """To wherever there is room."""
         saved = {name: data for cell in unit for name, data in _read(self.out, cell.path(Path())).items()}
-        return self._task.remote(list(unit), saved, self.device, self._desk, sys.path)
+        return self._task.remote(list(unit), saved, self.device, self._desk, sys.path, self.keep_models)
 
     def wait(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
         """As Ray does it."""
@@ -113,7 +114,7 @@ class Desk:
 
 
 def _run_unit(
-    cells: Sequence[Cell], saved: Files, device: str, desk: Any, paths: Sequence[str]
+    cells: Sequence[Cell], saved: Files, device: str, desk: Any, paths: Sequence[str], keep_models: bool
 ) -> tuple[dict[Cell, str], Files]:
     """In a worker: runs cells in a folder of its own; returns what went wrong, and what is in the folder then."""
     for path in paths:
@@ -138,7 +139,8 @@ def _run_unit(
             out = Path(folder)
             _write(out, saved)
             try:
-                failed = run_cells(cells, Place(out, device, lambda: Counter(desk.add.remote), stop.is_set))
+                place = Place(out, device, lambda: Counter(desk.add.remote), stop.is_set, keep_models)
+                failed = run_cells(cells, place)
             except Interrupted:
                 failed = {}
             return failed, {name: data for cell in cells for name, data in _read(out, cell.path(Path())).items()}

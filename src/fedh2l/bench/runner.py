@@ -137,8 +137,9 @@ class Counter(Callback):
 class Processes(Workers):
     """Processes of this machine."""
 
-    def __init__(self, out: Path, device: str, jobs: int) -> None:
+    def __init__(self, out: Path, device: str, jobs: int, keep_models: bool = False) -> None:
         self.out = out
+        self.keep_models = keep_models
         self.device = device
         context = multiprocessing.get_context("spawn")  # a forked process would share torch's threads and CUDA state
         self._stop: Event = context.Event()
@@ -149,7 +150,7 @@ class Processes(Workers):
     def submit(self, unit: Sequence[Cell]) -> Future[dict[Cell, str]]:
         """To the next process that is free."""
         try:
-            return self._pool.submit(_run_unit, unit, self.out, self.device)
+            return self._pool.submit(_run_unit, unit, self.out, self.device, self.keep_models)
         except BrokenProcessPool as error:
             failed: Future[dict[Cell, str]] = Future()
             failed.set_exception(error)
@@ -199,13 +200,13 @@ def _start_worker(stop: Event, rounds: Synchronized[int], parent: int, jobs: int
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _run_unit(cells: Sequence[Cell], out: Path, device: str) -> dict[Cell, str]:
+def _run_unit(cells: Sequence[Cell], out: Path, device: str, keep_models: bool) -> dict[Cell, str]:
     """In a worker: runs cells; returns what went wrong with those that failed."""
     stop: Event = _worker["stop"]
     if stop.is_set():
         return {}
     try:
-        return run_cells(cells, Place(out, device, lambda: Counter(_add), stop.is_set))
+        return run_cells(cells, Place(out, device, lambda: Counter(_add), stop.is_set, keep_models))
     except Interrupted:
         return {}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedh2l.presets import Changes
+
 Scores = Mapping[str, float]
 """ACC, WDP and CDP in percent."""
-Changes = tuple[str, ...]
-"""Settings of a run that differ from the defaults, as `section.key=value`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class TableSpec:
     rows: Sequence[Row]
     changes: Changes = ()
     """Settings of all its runs."""
+    defaults: Changes = ()
+    """Settings of all its runs that a user may change."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Suite:
     tables: Sequence[TableSpec]
     capabilities: bool = False
     """Whether to say what each method is, beside how it does."""
+    images: str | None = None
+    """The dataset of images that it is about; which models the nodes have can be chosen."""
 
 
 def scores(acc: float, wdp: float, cdp: float) -> Scores:

@@ -10,8 +10,9 @@ from typing import Any
 
 from fedh2l.bench.cells import cells_of, chosen_rows, takes_part
 from fedh2l.bench.statistics import Difference, Summary
-from fedh2l.bench.suite import Changes, Row, Scores, Suite, TableSpec
+from fedh2l.bench.suite import Row, Scores, Suite, TableSpec
 from fedh2l.metrics import METRICS
+from fedh2l.presets import Changes
 
 Metrics = dict[str, Summary]
 

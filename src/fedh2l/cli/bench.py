@@ -14,7 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from fedh2l.bench.cells import Cell, all_cells, units
 from fedh2l.bench.output import Report
 from fedh2l.bench.runner import Outcome, Processes, Runner, Workers
-from fedh2l.bench.suites import SUITES
+from fedh2l.bench.suite import Suite
+from fedh2l.bench.suites import SUITES, of_models
 from fedh2l.bench.tables import tables_of
 from fedh2l.cli.console import err, notice
 from fedh2l.cli.run import SetOption
@@ -40,15 +41,21 @@ def bench(
     engine: Annotated[
         str, typer.Option(metavar="auto|ray", help="ray: spread the runs over a Ray cluster, one process each.")
     ] = "auto",
+    models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="heterogeneous|homogeneous|FILE",
+            help="Of benchmarks on images: the paper's models, ResNet18 everywhere, or [[nodes]] of a TOML file.",
+        ),
+    ] = None,
+    keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep the models of each run.")] = False,
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Stop cleanly after this long; run again to go on.")
     ] = None,
     changes: SetOption = None,
 ) -> None:
     """Compare methods over seeds: a grid of runs and the tables of it. What is done already is not done again."""
-    if suite not in SUITES:
-        raise ConfigError(f"unknown suite '{suite}'.{did_you_mean(suite, SUITES)} There are: {', '.join(SUITES)}")
-    wanted = SUITES[suite]
+    wanted = _suite(suite, models)
     named = [name.strip() for name in methods.split(",")] if methods else None
     for name in named or ():
         find_method(name)
@@ -58,17 +65,26 @@ def bench(
         raise ConfigError(f"--engine {engine}: a bench runs here (auto) or on a Ray cluster (ray); the engine of each "
                           f"run is set by --set run.engine={engine}")  # fmt: skip
     place = str(resolve_device(device)) if engine == "auto" else device
-    rules = {cell.config("cpu").run.selection_rule for cell in cells}  # whatever is wrong is found before anything runs
+    configs = [cell.config("cpu") for cell in cells]  # whatever is wrong is found before anything runs
+    rules = {config.run.selection_rule for config in configs}
+    data = {config.data.note for config in configs} - {""}
     todo = [cell for cell in cells if cell.result(out) is None]
+    if todo:
+        todo[0].config("cpu").federation()  # reads images once, for all
     err.print(f"{len(cells)} runs of {rounds} rounds, {len(cells) - len(todo)} of them done already.")
     if todo:
-        crowd = _on_ray(out, place, jobs, todo[0].config("cpu").ray) if engine == "ray" else _here(out, place, jobs)
+        crowd = (
+            _on_ray(out, place, jobs, todo[0].config("cpu").ray, keep_models)
+            if engine == "ray"
+            else _here(out, place, jobs, keep_models)
+        )
         outcome = _run(todo, rounds, crowd, time_limit)
     else:
         outcome = Outcome()
+    about = "".join(f"Data: {note}. " for note in sorted(data))
     caption = (
         f"Test accuracy in %, mean ± standard deviation over {seeds} seeds; differences are paired by seed, with "
-        f"95 % intervals. Selected: {' or '.join(sorted(rules))}. Made by `fedh2l {shlex.join(sys.argv[1:])}`."
+        f"95 % intervals. Selected: {' or '.join(sorted(rules))}. {about}Made by `fedh2l {shlex.join(sys.argv[1:])}`."
     )
     report = Report.of(suite, tables_of(wanted, out, seeds, common, named), caption, wanted.capabilities)
     out.mkdir(parents=True, exist_ok=True)
@@ -87,14 +103,25 @@ class Crowd(NamedTuple):
     jobs: int
 
 
-def _here(out: Path, device: str, jobs: int | None) -> Crowd:
+def _suite(name: str, models: str | None) -> Suite:
+    if name not in SUITES:
+        raise ConfigError(f"unknown suite '{name}'.{did_you_mean(name, SUITES)} There are: {', '.join(SUITES)}")
+    if models is None:
+        return SUITES[name]
+    dataset = SUITES[name].images
+    if dataset is None:
+        raise ConfigError(f"--models {models}: the models of '{name}' are fixed; this is for benchmarks on images")
+    return of_models(dataset, models)
+
+
+def _here(out: Path, device: str, jobs: int | None, keep_models: bool) -> Crowd:
     count = jobs or (1 if device.startswith("cuda") else available_cores())
-    return Crowd(Processes(out, device, count), device, count)
+    return Crowd(Processes(out, device, count, keep_models), device, count)
 
 
-def _on_ray(out: Path, device: str, jobs: int | None, settings: RaySettings) -> Crowd:
+def _on_ray(out: Path, device: str, jobs: int | None, settings: RaySettings, keep_models: bool) -> Crowd:
     cluster = ray_module("fedh2l.bench.cluster", "--engine")
-    workers = cluster.OnRay(out, device, settings)
+    workers = cluster.OnRay(out, device, settings, keep_models)
     return Crowd(workers, workers.device, jobs or workers.places)
 
 

@@ -22,6 +22,7 @@ from fedh2l.methods.registry import METHODS, installed_methods
 from fedh2l.metrics import count_correct
 from fedh2l.models.factory import MODELS
 from fedh2l.models.saved import Classifier
+from fedh2l.presets import PRESETS
 from fedh2l.reporting.tables import human_bytes, matrix_table, short
 from fedh2l.rundir import RunDirectory
 from fedh2l.toml import to_toml
@@ -34,6 +35,10 @@ def list_known() -> None:
         for name, thing in known.items():
             summary = (inspect.getdoc(thing) or "").splitlines()[0]
             typer.echo(f"  {name:<14} {summary}")
+    typer.echo("presets:")
+    for name, settings in PRESETS.items():
+        own = dict.fromkeys(change.rpartition(":")[2] for change in settings if change.startswith("nodes."))
+        typer.echo(f"  {name:<30} {', '.join(own)}")
     for name, path in installed_methods().items():
         typer.echo(f"method of another package: {name} ({path})")
     typer.echo(

@@ -14,6 +14,7 @@ import typer
 from fedh2l.cli.console import err, notice, print_json
 from fedh2l.config import Config, load_config
 from fedh2l.errors import ConfigError, RunError
+from fedh2l.presets import of_preset
 from fedh2l.reporting.progress import LiveProgress
 from fedh2l.reporting.tables import result_table, traffic
 from fedh2l.result import Result
@@ -29,6 +30,9 @@ SetOption = Annotated[
 
 def run(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Without one: the default.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A federation of the paper; `fedh2l list` shows them.")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="A method; `fedh2l list` shows them.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="What everything random follows from.")] = None,
@@ -43,7 +47,7 @@ def run(
 ) -> None:
     """Train a federation: with no argument, four LeNets on Rotated MNIST."""
     if resume is not None:
-        if any(option is not None for option in (config, method, rounds, seed, device, engine, changes, out)):
+        if any(option is not None for option in (config, preset, method, rounds, seed, device, engine, changes, out)):
             raise ConfigError(
                 "--resume goes on with a run exactly as it was configured; give no other settings with it"
             )
@@ -52,12 +56,14 @@ def run(
         options = {
             "rounds": rounds, "seed": seed, "device": device, "engine": engine, "out": str(out) if out else None,
         }  # fmt: skip
-        settings, notices = load_config(config, changes or (), method, options)
+        if config and preset:
+            raise ConfigError(f"--preset {preset} is instead of a config file; give one of them")
+        settings, notices = load_config(config, (*of_preset(preset), *(changes or ())), method, options)
         for text in notices:
             notice(text)
         result, directory = _start(settings)
     err.print()
-    err.print(result_table(result, settings.run.selection_rule))
+    err.print(result_table(result, settings.run.selection_rule, settings.data.note))
     err.print(traffic(result, settings.method), soft_wrap=True)
     err.print(f"Results, metrics and models are in {directory.path}", soft_wrap=True)
     if as_json:

@@ -25,7 +25,8 @@ def part(
     listed: Annotated[Path | None, typer.Option("--list", help="A CSV file of images: path,label.")] = None,
     table: Annotated[Path | None, typer.Option(help="A CSV file of numbers.")] = None,
     image: Annotated[
-        str | None, typer.Option(metavar="MODE:WIDTHxHEIGHT", help="How images are read: L:28x28.")
+        str | None,
+        typer.Option(metavar="MODE:WIDTHxHEIGHT", help="How images are read: L:28x28, or RGB:224x224:imagenet."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Columns of the table, in the agreed order: x,y.")] = None,
     label: Annotated[str, typer.Option(help="The table's column with the class.")] = "label",

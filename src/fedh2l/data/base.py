@@ -27,6 +27,11 @@ class Dataset(Section):
         """What `data.name` says."""
         return self.name
 
+    @property
+    def note(self) -> str:
+        """What a reader of numbers must know of the data, in a few words; nothing, for most."""
+        return ""
+
     @abstractmethod
     def domain_names(self, seed: int) -> list[str]:
         """The names of the domains, in order."""

@@ -2,27 +2,63 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fedh2l.errors import DataError
+from fedh2l.pixels import Pixels
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+"""Modes of grey with 16 bits."""
+
+Fit = Literal["stretch", "crop"]
+"""What becomes of an image of another shape: its sides are changed alike, or what stands out is cut off."""
 
 
 def read_image(path: Path, preprocessing: Mapping[str, Any]) -> Tensor:
     """The pixels of a file `(channels, height, width)`, in the mode, size and scale of `preprocessing`."""
+    size = (int(preprocessing["size"][0]), int(preprocessing["size"][1]))
+    pixels = decode(path, file_content(path), preprocessing["mode"], size, preprocessing.get("fit", "stretch"))
+    return Pixels.of(preprocessing)(torch.from_numpy(pixels), torch.float32)
+
+
+def decode(path: Path, content: bytes, mode: str, size: tuple[int, int], fit: Fit) -> NDArray[np.uint8]:
+    """The bytes of an image `(channels, height, width)`, from those of its file; `path` is for the error message."""
     try:
-        with Image.open(path) as image:
-            width, height = preprocessing["size"]
-            grey_or_colour = image.convert(preprocessing["mode"]).resize((width, height))
-    except (UnidentifiedImageError, OSError) as error:
+        with Image.open(io.BytesIO(content)) as image:
+            upright = ImageOps.exif_transpose(image)
+            plain = _plain(upright, mode)
+            sized = ImageOps.fit(plain, size, Image.Resampling.BILINEAR) if fit == "crop" else plain.resize(size)
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"'{path}' cannot be read as an image: {error}") from error
-    pixels = np.asarray(grey_or_colour, dtype=np.float32) / preprocessing["scale"]
-    return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())
+    width, height = size
+    pixels = np.asarray(sized, dtype=np.uint8).reshape(height, width, -1)
+    return pixels.transpose(2, 0, 1).copy()
+
+
+def _plain(image: Image.Image, mode: str) -> Image.Image:
+    """In another mode: 16 bits are scaled rather than cut, and what can be seen through is on white."""
+    if image.mode in DEEP:
+        values = np.asarray(image).astype(np.int64)
+        image = Image.fromarray((values.clip(0, 65535) // 257).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        colour = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def file_content(path: Path) -> bytes:
+    """What is in an image file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read as an image: {error}") from error

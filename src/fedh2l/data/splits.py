@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedh2l.errors import DataError
@@ -32,6 +32,14 @@ def rounded(number: float) -> int:
     return math.floor(number + 0.5)
 
 
+def by_class(positions: Iterable[int], labels: Sequence[int]) -> dict[int, list[int]]:
+    """Positions by the label that is there, in the order of labels."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for position in positions:
+        found[labels[position]].append(position)
+    return dict(sorted(found.items()))
+
+
 def stratified_split(
     labels: Sequence[int], shares: Shares, seed: int, domain: str
 ) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -40,12 +48,9 @@ def stratified_split(
     Each class is shuffled by an address of its own (seed, domain, class) and cut at shares rounded half up, so 100
     samples give 65/10/10/15 at the default. Private and public together do not depend on the public share.
     """
-    by_class: dict[int, list[int]] = defaultdict(list)
-    for position, label in enumerate(labels):
-        by_class[label].append(position)
     parts: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
-    for label in sorted(by_class):
-        order = shuffled(by_class[label], "split", seed, domain, label)
+    for label, positions in by_class(range(len(labels)), labels).items():
+        order = shuffled(positions, "split", seed, domain, label)
         test, validation, public = (
             rounded(len(order) * share) for share in (shares.test, shares.validation, shares.public)
         )

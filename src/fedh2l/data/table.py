@@ -81,19 +81,19 @@ class Table(Dataset):
             name: dict(zip(SPLITS, stratified_split(table.labels, shares, seed, name), strict=True))
             for name, table in tables.items()
         }
-        public = {name: table.take(split[name]["public"]) for name, table in tables.items()}
-        schema = self._schema(list(public.values()))
+        schema = self._schema([table.take(split[name]["public"]) for name, table in tables.items()])
         result = []
         for name, table in tables.items():
             own = schema.typical(table.take(split[name]["private"]))
-            parts = {
-                part: Samples(
-                    schema.inputs(table.take(where), {} if part == "public" else own),
-                    torch.tensor([table.labels[row] for row in where]),
+            private, public, validation, test = (
+                Samples(
+                    schema.inputs(table.take(split[name][part]), {} if part == "public" else own),
+                    torch.tensor([table.labels[row] for row in split[name][part]]),
                 )
-                for part, where in split[name].items()
-            }
-            result.append(Domain(name, tuple(self.classes), **parts, preprocessing=schema.describe()))
+                for part in SPLITS
+            )
+            about = schema.describe()
+            result.append(Domain(name, tuple(self.classes), private, public, validation, test, about))
         return result
 
     def _read(self, name: str) -> Records:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.sampling import node_secret
 from fedh2l.seedset import SeedSet
-from fedh2l.settings import CORES
+from fedh2l.settings import CORES, Compute
 from fedh2l.topology import Graph
 
 
@@ -44,6 +45,7 @@ class Common(NamedTuple):
     threads: int
     seed_set: SeedSet
     validation: Samples
+    compute: Compute
 
 
 class Leg(NamedTuple):
@@ -75,7 +77,7 @@ class Actor:
         for part in parts:
             learner = Learner(
                 part.node, seed_set, part.secret, common.optimizer, common.batch_size, self.device, common.dtype,
-                validation,
+                validation, common.compute,
             )  # fmt: skip
             for name, module in part.networks.items():
                 learner.further(name, module)
@@ -122,7 +124,7 @@ def part_of(node: Node, learner: Learner, seed: int) -> Part:
     """A node as its learner is now, with tensors of its own."""
     model = copy.deepcopy(node.model) if isinstance(node.model, nn.Module) else node.model
     networks = {name: copy.deepcopy(network.module) for name, network in learner.networks.items()}
-    alike = Node(node.name, model, node.domain, node.model_args, node.resources)
+    alike = replace(node, model=model)
     return Part(alike, node_secret(seed, node.name), networks, learner.state())
 
 
@@ -132,7 +134,7 @@ def luggage(federation: Federation, method: Method, learners: Sequence[Learner])
     assert first.validation is not None
     common = Common(
         method, federation.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
-        first.validation,
+        first.validation, settings.compute,
     )  # fmt: skip
     nodes = zip(federation.members, learners, strict=True)
     return common, {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}

@@ -20,6 +20,7 @@ from fedh2l.engines.formation import ANSWER, FAULT, Formation
 from fedh2l.engines.local import LocalEngine
 from fedh2l.errors import ConfigError
 from fedh2l.messages import SERVER
+from fedh2l.settings import AS_USUAL
 
 
 class BatchedEngine(Engine):
@@ -168,6 +169,10 @@ def obstacle(engines: Sequence[LocalEngine]) -> str | None:
     if any(engine.roster.names != first.roster.names for engine in engines):
         return "the federations have different nodes"
     learners = [learner for engine in engines for learner in engine.learners]
+    if any(learner.compute != AS_USUAL for learner in learners):
+        return "run.precision or run.micro_batch is set"
+    if any(learner.augmentation for learner in learners):
+        return "training is on augmented images"
     sizes = {len(learner.seed_set.parts[learner.name]) for learner in learners}
     if len(sizes) > 1:
         return "nodes have public data of different sizes"

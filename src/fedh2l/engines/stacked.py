@@ -33,8 +33,9 @@ class StackedNetwork(Network):
         first = members[0]
         self.members: Sequence[Network] = tuple(members)
         self.module = first.module
-        self.optimizer = first.optimizer
-        self._plain_modes, self._modules = first._plain_modes, first._modules
+        self.optimizer, self.pixels = first.optimizer, first.pixels
+        self.compute = first.compute
+        self._plain_modes, self._modules, self._norms = first._plain_modes, first._modules, first._norms
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._shapes = [p.shape for _, p in named]
@@ -81,10 +82,11 @@ class StackedNetwork(Network):
     def _averaged(self) -> list[Tensor]:
         return [self.rest[name] for name in self._averaged_names]
 
-    def logits(self, inputs: Tensor, **how: Any) -> Tensor:
+    def logits(self, inputs: Tensor, frozen: bool = False, **how: Any) -> Tensor:
         """What the models, in training mode, say of inputs `(members, rows, …)`, with their graph."""
         self._set_mode(training=True)
-        return self._call(inputs, how)
+        with self._unlearning(frozen):
+            return self._call(inputs, how, frozen)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, **how: Any) -> Tensor:
@@ -92,9 +94,9 @@ class StackedNetwork(Network):
         self._set_mode(training=False)
         return self._call(inputs, how)
 
-    def _call(self, inputs: Tensor, how: Mapping[str, Any]) -> Tensor:
+    def _call(self, inputs: Tensor, how: Mapping[str, Any], frozen: bool = False) -> Tensor:
+        inputs = self.pixels(inputs, self.vector.dtype)
         parameters = dict(zip(self._names, self._leaves, strict=True))
-
         tensors = {**parameters, **self.rest}
         if self.stackable:
 
@@ -109,7 +111,8 @@ class StackedNetwork(Network):
         for place, member in enumerate(self.members):
             member.module.train(self.module.training)
             own = {name: tensor[place] for name, tensor in tensors.items()}
-            outputs.append(functional_call(member.module, own, (inputs[place],), dict(how)))
+            with member._unlearning(frozen):
+                outputs.append(functional_call(member.module, own, (inputs[place],), dict(how)))
         return torch.stack(outputs)
 
     def try_stacking(self, inputs: Tensor) -> None:
@@ -152,7 +155,7 @@ class StackedNetwork(Network):
             self.rest[name].copy_(value)
         self.logits(inputs)
         own = copy.deepcopy(self.members[0].module).train()
-        own(inputs[0])
+        own(self.pixels(inputs[0], self.vector.dtype))
         after = dict(own.named_buffers())
         if any(not torch.allclose(self.rest[name][0].double(), b.double(), rtol=1e-3) for name, b in after.items()):
             raise ConfigError(

@@ -60,6 +60,11 @@ class FedH2L(Method):
         description="g_loc when interval > 1: the sum of the local gradients since the last mutual step, the "
         "way the parameters went (θ_0 − θ_E), or the last of these gradients minus the first",
     )
+    batch_norm: Literal["joint", "per-domain", "frozen"] = Field(
+        "joint",
+        description="of models with batch norm, how the public batches of several teachers pass in the mutual step: "
+        "joint, as one batch; per-domain, each on its own; frozen, with the statistics of the local steps",
+    )
     optimizer_state: Literal["separate", "shared"] = Field(
         "separate", description="whether local and mutual steps have an optimiser state each"
     )
@@ -120,8 +125,9 @@ class FedH2L(Method):
                 node.step(g_loc, "mutual", self._mutual_state)
             return
         signals = [message for message in inbox if isinstance(message, Posteriors)]
-        lesson = Lesson.of(signals, [self._public_batch(node, s.sender, s.round) for s in signals])
-        ce, kl = mutual_losses(node.logits(lesson.inputs), lesson)
+        batches = [self._public_batch(node, s.sender, s.round) for s in signals]
+        lesson = Lesson.of(signals, batches)
+        ce, kl = mutual_losses(self._answers(node, lesson, batches), lesson)
         g_pub = node.gradient(kl + ce if self.kl else ce)
         projection = self._projected(g_pub, g_loc)
         node.step(projection.gradient, "mutual", self._mutual_state)
@@ -159,6 +165,12 @@ class FedH2L(Method):
 
     def _public_batch(self, node: Learner, owner: str, round: int) -> Samples:
         return node.public_batch(owner, round, self.public_batch_rows(node.batch_size))
+
+    def _answers(self, node: Learner, lesson: Lesson, batches: Sequence[Samples]) -> Tensor:
+        """f_i(x_j) of all teachers j, `(rows, classes)`."""
+        if node.has_norms and self.batch_norm == "per-domain":
+            return torch.cat([node.logits(batch.inputs) for batch in batches], -2)
+        return node.logits(lesson.inputs, frozen=self.batch_norm == "frozen")
 
     def _projected(self, g_pub: Tensor, g_loc: Tensor) -> Projection:
         return {"qp": project, "pcgrad": pcgrad, "none": unprojected}[self.project](g_pub, g_loc)

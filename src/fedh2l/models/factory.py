@@ -29,6 +29,10 @@ class Recipe:
         """A new module with `num_classes` outputs; `where` names the place in error messages."""
         return self.call(self._find(where), self.arguments, num_classes, input_shape, where)
 
+    def takes_classes(self, where: str = "model") -> bool:
+        """Whether the number of classes can be passed to the factory."""
+        return takes_classes(self._find(where))
+
     @staticmethod
     def call(
         factory: Callable[..., Any],
@@ -40,7 +44,7 @@ class Recipe:
         """What `factory` builds; `num_classes` and `input_shape` are passed if it takes them and `arguments` do not."""
         accepted = _accepted(factory)
         arguments = dict(arguments)
-        if "num_classes" in accepted or "**" in accepted:
+        if takes_classes(factory):
             arguments.setdefault("num_classes", num_classes)
         if "input_shape" in accepted:
             arguments.setdefault("input_shape", tuple(input_shape))
@@ -74,6 +78,11 @@ class Recipe:
         target = type(source) if isinstance(source, nn.Module) else source
         name = getattr(target, "__qualname__", "")
         return Recipe("" if "<" in name or not name else f"{target.__module__}:{name}")
+
+
+def takes_classes(factory: Callable[..., Any]) -> bool:
+    """Whether a factory has an argument `num_classes`, or any."""
+    return not {"num_classes", "**"}.isdisjoint(_accepted(factory))
 
 
 def _accepted(factory: Callable[..., Any]) -> set[str]:

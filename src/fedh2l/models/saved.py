@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from fedh2l.data.images import read_image
 from fedh2l.errors import DataError, FedH2LError, ModelError
 from fedh2l.models.factory import Recipe
+from fedh2l.models.pretrained import fit_head
 from fedh2l.node import Node
+from fedh2l.pixels import Pixels
 
 FORMAT = "fedh2l-model-1"
 METADATA = "fedh2l"
@@ -51,7 +53,9 @@ class Classifier(nn.Module):
         """Where the model comes from: node, round, which (best or last), factory and its arguments."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits `(n, classes)` of preprocessed inputs `(n, …)`."""
+        """Logits `(n, classes)` of preprocessed inputs `(n, …)`, or of images as bytes."""
+        if inputs.dtype == torch.uint8:
+            inputs = Pixels.of(self.preprocessing)(inputs, next(self.parameters()).dtype)
         logits: Tensor = self.module(inputs)
         return logits
 
@@ -140,7 +144,10 @@ def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
                 f"'{path}': its class was defined in the script that trained it; move it to a module, or pass model=…"
             )
         try:
-            module = Recipe(about["factory"], about["arguments"]).build(len(classes), input_shape, f"'{path}'")
+            recipe = Recipe(about["factory"], about["arguments"])
+            module = recipe.build(len(classes), input_shape, f"'{path}'")
+            if not recipe.takes_classes():
+                fit_head(module, probe(input_shape, about["floating"], torch.float32), len(classes))
         except FedH2LError as error:
             raise ModelError(f"{error}; if it cannot be built from here, pass model=…") from error
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)

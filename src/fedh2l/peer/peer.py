@@ -55,7 +55,8 @@ class Peer:
         self.phase: Phase = "meeting"
         self.circle = config.circle()
         self.agreed = Agreed.of([term.charter for term in self.terms.all], self.term.bundle.classes)
-        self.node = Node(self.name, config.settings.model, config.domain, config.settings.model_args)
+        own = config.settings
+        self.node = Node(self.name, own.model, config.domain, own.model_args, weights=own.weights)
         self.residents = Residents([self._learner()], self.term.method)
         self.method = self.term.method
         self.keeper = Keeper(config, directory, self.node, self.residents)
@@ -96,7 +97,8 @@ class Peer:
         device, dtype = self._device, run.torch_dtype
         validation = config.domain.validation.to(device, dtype)
         seed_set = self._public(self.term)
-        return Learner(self.node, seed_set, config.secret, config.optimizer, run.batch_size, device, dtype, validation)
+        rest = (run.batch_size, device, dtype, validation, run.compute)
+        return Learner(self.node, seed_set, config.secret, config.optimizer, *rest)
 
     def _mailbox(self) -> Mailbox:
         if self.timing.mode == "asynchronous":

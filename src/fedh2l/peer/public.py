@@ -11,18 +11,21 @@ from typing import Any
 
 import torch
 
+from fedh2l.data.image_folder import IMAGENET
 from fedh2l.data.images import SUFFIXES, read_image
 from fedh2l.domain import Samples
 from fedh2l.errors import ConfigError, DataError
 
 
 def image_schema(text: str) -> dict[str, Any]:
-    """What `MODE:WIDTHxHEIGHT` stands for, as `L:28x28` or `RGB:224x224`."""
-    found = re.fullmatch(r"(L|RGB):([1-9]\d{0,3})x([1-9]\d{0,3})", text)
-    if found is None:
-        raise ConfigError(f"'{text}': images are described by MODE:WIDTHxHEIGHT, as L:28x28 or RGB:224x224")
-    mode, width, height = found.groups()
-    return {"kind": "image", "mode": mode, "size": [int(width), int(height)], "scale": 255}
+    """What `MODE:WIDTHxHEIGHT` stands for, as `L:28x28`; `RGB:224x224:imagenet` is what `image-folder` makes."""
+    found = re.fullmatch(r"(L|RGB):([1-9]\d{0,3})x([1-9]\d{0,3})(:imagenet)?", text)
+    if found is None or (found[4] and found[1] != "RGB"):
+        raise ConfigError(
+            f"'{text}': images are described by MODE:WIDTHxHEIGHT, as L:28x28, RGB:224x224 or RGB:224x224:imagenet"
+        )
+    about = {"kind": "image", "mode": found[1], "size": [int(found[2]), int(found[3])], "scale": 255}
+    return {**about, "fit": "crop", **IMAGENET} if found[4] else about
 
 
 def table_schema(columns: Sequence[str]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Rehearsal:
                 "listen": self.addresses[name], "status": self.status[name], "roster": "../roster.toml",
                 "seedset": "../seedset.safetensors",
                 "authority": f"../authority/{CA_CERTIFICATE}", "revoked": f"../authority/{REVOKED}",
-                "out": "run", "model": node.model, "model_args": node.model_args,
+                "out": "run", "model": node.model, "model_args": node.model_args, "weights": node.weights,
                 "domain": node.domain or name, "snapshots": True,
             },
             "run": {key: value for key, value in sections["run"].items() if key in LOCAL},

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ConfigDict, Field
 
@@ -49,12 +50,17 @@ class PeerSettings(Section):
     out: str = Field("peer", description="folder for checkpoints, metrics, models and the audit log")
     model: str = Field("lenet", description="a built-in model, or package.module:factory")
     model_args: dict[str, Any] = Field({}, description="arguments of the model")
+    weights: str | None = Field(
+        None, description="what the model starts from: a .safetensors or .pth file, or a name that torchvision knows"
+    )
     domain: str | None = Field(None, description="the domain of [data] that is this node's; its name if not given")
     name: str | None = Field(None, description="this node's name, where no certificate says it (`--insecure`)")
     snapshots: bool = Field(False, description="keep the model of every evaluation, as rehearsals want")
 
 
-LOCAL = ("device", "threads", "dtype", "eval_every", "checkpoint_every")
+UNSAID = {"fit": "stretch", "mean": [0.0], "std": [1.0]}
+"""What is true of images whose schema does not say it."""
+LOCAL = ("device", "threads", "dtype", "precision", "micro_batch", "eval_every", "checkpoint_every")
 """The keys of `[run]` that are a peer's own; the others are the roster's."""
 
 
@@ -179,6 +185,10 @@ def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
         raise ConfigError(
             f"the classes of this node's data are {list(domain.classes)}, those of the seed set {list(bundle.classes)}"
         )
+    if domain.augmentation is not None and domain.augmentation.public:
+        raise ConfigError("data.augment: peers see public images as they are; use 'local' or 'none'")
+    if domain.private.inputs.dtype == torch.uint8:
+        domain = _images_alike(domain, bundle)
     mine, theirs = domain.private.inputs, bundle.samples.inputs
     if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
         raise ConfigError(
@@ -186,6 +196,20 @@ def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
             f"{theirs.dtype} of shape {tuple(theirs.shape[1:])}"
         )
     return domain
+
+
+def _images_alike(domain: Domain, bundle: Bundle) -> Domain:
+    """Images as the seed set has them, which must have been made in the same way."""
+    mine, theirs = dict(domain.preprocessing), dict(bundle.schema)
+    different = sorted(key for key in {*mine, *theirs} if {**UNSAID, **mine}.get(key) != {**UNSAID, **theirs}.get(key))
+    if different:
+        said = "; ".join(f"{key}: {mine.get(key)} here, {theirs.get(key)} there" for key in different)
+        raise ConfigError(f"this node's images are not made as those of the seed set are ({said})")
+    if bundle.samples.inputs.dtype == torch.uint8:
+        return domain
+    if domain.augmentation is not None:
+        raise ConfigError("data.augment: this seed set holds images as numbers, which are not augmented; use 'none'")
+    return domain.as_numbers()
 
 
 def _secret(path: Path) -> str:

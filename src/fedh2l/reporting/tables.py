@@ -11,7 +11,7 @@ from fedh2l.metrics import METRICS
 from fedh2l.result import Result
 
 
-def result_table(result: Result, selection_rule: str) -> Table:
+def result_table(result: Result, selection_rule: str, data: str = "") -> Table:
     """ACC, WDP and CDP of each node and on average, for the selected and the last models."""
     table = Table(title=f"{result.method}, {result.rounds} rounds, seed {result.seed}: test accuracy in %")
     table.add_column("node", no_wrap=True)
@@ -29,7 +29,7 @@ def result_table(result: Result, selection_rule: str) -> Table:
     for view, values in result.views.items():
         table.add_row(f"average of the {view}", "", *_numbers(values))
     table.caption = (
-        f"Selected: {selection_rule}; round: when it was taken. "
+        f"{f'Data: {data}. ' if data else ''}Selected: {selection_rule}; round: when it was taken. "
         "ACC: all domains, WDP: the node's own, CDP: the others'."
     )
     return table

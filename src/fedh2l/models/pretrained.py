@@ -1,0 +1,155 @@
+"""Weights to start from: a file, or those that torchvision has for a model; and heads that fit another task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedh2l.errors import ModelError
+from fedh2l.plugins import import_object
+
+log = logging.getLogger("fedh2l")
+
+FILES = (".safetensors", ".pth", ".pt", ".bin")
+NESTED = ("state_dict", "model_state_dict", "model", "net")
+"""Under which names training scripts put a state dict in a file."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a model took over of some weights."""
+
+    loaded: list[str]
+    reshaped: list[str]
+    """In both, with another shape: the head of another task, as a rule. The model keeps its own."""
+    missing: list[str]
+    unused: list[str]
+    share: float
+    """How much of the model was loaded, by the number of its values."""
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.loaded)} tensors loaded, {100 * self.share:.1f} % of the model"]
+        for title, names in (
+            ("of another shape, left as drawn", self.reshaped),
+            ("not in the weights, left as drawn", self.missing),
+            ("in the weights, but not in the model", self.unused),
+        ):
+            if names:
+                parts.append(f"{title}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}")
+        return "; ".join(parts)
+
+
+def start_from(module: nn.Module, source: str, factory: str, where: str) -> Match:
+    """Loads what fits of some weights into a model; says what did not, and refuses weights of another model."""
+    weights = _from_file(Path(source), where) if _is_file(source) else _from_torchvision(source, factory, where)
+    match = take_over(module, weights)
+    if not match.loaded:
+        raise ModelError(f"{where}: nothing in the weights '{source}' fits the model: {match}")
+    (log.info if match.share >= 0.5 else log.warning)("%s, weights '%s': %s", where, source, match)
+    return match
+
+
+@torch.no_grad()
+def take_over(module: nn.Module, weights: Mapping[str, Tensor]) -> Match:
+    """Copies every tensor whose name and shape fit."""
+    own = module.state_dict()
+    loaded = [name for name, tensor in own.items() if name in weights and weights[name].shape == tensor.shape]
+    for name in loaded:
+        own[name].copy_(weights[name])
+    total = sum(tensor.numel() for tensor in own.values())
+    return Match(
+        loaded,
+        [name for name in own if name in weights and name not in loaded],
+        [name for name in own if name not in weights and not name.endswith("num_batches_tracked")],
+        [name for name in weights if name not in own],
+        sum(own[name].numel() for name in loaded) / max(total, 1),
+    )
+
+
+def fit_head(module: nn.Module, example: Tensor, num_classes: int) -> bool:
+    """Gives a model whose factory does not take `num_classes` a last layer of its own, if it has other outputs.
+
+    Only the last linear layer, or a convolution in its place, that has as many outputs as the model is replaced.
+    """
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            output = module.eval()(example)
+    except Exception:  # whatever is wrong with it is found, and said, when the model is checked
+        return False
+    finally:
+        module.train(was_training)
+    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] == num_classes:
+        return False
+    outputs = output.shape[1]
+    for name, layer in reversed(list(module.named_modules())):
+        if isinstance(layer, nn.Linear) and layer.out_features == outputs:
+            new: nn.Module = nn.Linear(layer.in_features, num_classes, layer.bias is not None)
+        elif isinstance(layer, nn.Conv2d) and layer.out_channels == outputs and layer.kernel_size == (1, 1):
+            new = nn.Conv2d(layer.in_channels, num_classes, 1, bias=layer.bias is not None)
+        else:
+            continue
+        parent, _, last = name.rpartition(".")
+        if not last:  # the model is nothing but this layer
+            return False
+        setattr(module.get_submodule(parent), last, new)
+        return True
+    return False
+
+
+def _is_file(source: str) -> bool:
+    return "/" in source or Path(source).suffix.lower() in FILES
+
+
+def _from_file(path: Path, where: str) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ModelError(f"{where}: there is no file of weights '{path}'")
+    try:
+        read: Any = (
+            load_file(path)
+            if path.suffix.lower() == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
+        raise ModelError(f"{where}: cannot read the weights '{path}': {error}") from error
+    except Exception as error:  # what an unpickler makes of a file that is none can be anything
+        raise ModelError(
+            f"{where}: '{path}' holds more than tensors, or is damaged, and is not read: {type(error).__name__}"
+        ) from error
+    for key in NESTED:
+        if isinstance(read, dict) and isinstance(read.get(key), dict):
+            read = read[key]
+    if not isinstance(read, dict):
+        raise ModelError(f"{where}: '{path}' holds {type(read).__name__}, not the weights of a model")
+    found = {str(name): value for name, value in read.items() if isinstance(value, Tensor)}
+    if found and all(name.startswith("module.") for name in found):  # as saved from several GPUs
+        found = {name.removeprefix("module."): value for name, value in found.items()}
+    return found
+
+
+def _from_torchvision(name: str, factory: str, where: str) -> dict[str, Tensor]:
+    if not factory.startswith("torchvision.models"):
+        raise ModelError(
+            f"{where}: weights '{name}' are neither a file ({', '.join(FILES)}) nor, for a model that is not of "
+            "torchvision.models, a name"
+        )
+    models = import_object("torchvision:models", where)
+    try:
+        known = models.get_model_weights(import_object(factory, where))
+    except ValueError as error:
+        raise ModelError(f"{where}: torchvision has no weights for '{factory}': {error}") from error
+    if name not in known.__members__:
+        raise ModelError(f"{where}: there are no weights '{name}'; there are: {', '.join(known.__members__)}")
+    try:
+        state: dict[str, Tensor] = known[name].get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:
+        raise ModelError(f"{where}: the weights '{name}' could not be downloaded: {error}; name a file") from error
+    return state

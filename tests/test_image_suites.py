@@ -1,0 +1,170 @@
+"""The paper's benchmarks on images, at toy size, on images that are drawn here: every architecture of the presets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedh2l.bench.suites import SUITES
+from fedh2l.data.image_cache import CACHE
+from fedh2l.data.image_folder import ImageFolder, OfficeCaltech10, OfficeHome
+from fedh2l.data.pacs import PACS
+from fedh2l.errors import ConfigError
+from fedh2l.peer.bundle import Part, merge
+from fedh2l.peer.public import from_folder, image_schema
+from fedh2l.peer.settings import _own_domain
+from fedh2l.presets import ARCHITECTURES, PRESETS
+from pictures import folders
+
+DATASETS = {
+    "pacs": (PACS.DOMAINS, PACS.CLASSES),
+    "office-home": (OfficeHome.DOMAINS, ("bed", "bike", "chair")),
+    "office-caltech10": (OfficeCaltech10.DOMAINS, ("bike", "mug")),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+
+
+def toy(tmp_path: Path, dataset: str) -> list[str]:
+    """Settings for a few drawn images, as small as the architectures take; sgd, since its state is small."""
+    root = folders(tmp_path / "images", *DATASETS[dataset], each=8)
+    changes = [f"data.root={root}", "data.size=64", "run.batch_size=4", "optimizer.name=sgd"]
+    return [part for change in changes for part in ("--set", change)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "models", "methods"),
+    [
+        ("pacs", "heterogeneous", "fedh2l"),
+        ("office-home", "heterogeneous", "fedh2l"),
+        ("office-caltech10", "homogeneous", "fedh2l,fedavg"),
+        pytest.param("pacs", "heterogeneous", None, marks=pytest.mark.slow),
+        pytest.param("pacs", "homogeneous", None, marks=pytest.mark.slow),
+        pytest.param("office-home", "homogeneous", None, marks=pytest.mark.slow),
+        pytest.param("office-caltech10", "heterogeneous", None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_suite(cli, tmp_path, dataset, models, methods):
+    options = ["--models", models, "--rounds", 1, "--seeds", 1, "--device", "cpu", "--jobs", 1]
+    chosen = ["--methods", methods] if methods else []
+    done = cli("bench", dataset, *options, *chosen, *toy(tmp_path, dataset), timeout=900)
+    assert done.returncode == 0, done.stderr
+    [table] = json.loads((tmp_path / "bench" / f"{dataset}.json").read_text())["tables"]
+    lines = {line["row"]: line for line in table["rows"]}
+    assert set(lines) == (
+        {"FedH2L", "AGG", "FedMD", "IND", "FedAvg", "FedProx"} if not methods else
+        {row.label for row in SUITES[dataset].tables[0].rows if row.method in methods.split(",")}
+    )  # fmt: skip
+    for label, line in lines.items():
+        takes_part = models == "homogeneous" or label not in ("FedAvg", "FedProx")
+        assert line["takes_part"] == takes_part
+        assert bool(line["average"]) == takes_part
+    printed = (tmp_path / "bench" / f"{dataset}.md").read_text()
+    assert f"{dataset}, 64 × 64 pixels" in printed
+    if dataset == "pacs":
+        assert "protocol 'clean'" in printed
+    left = [path.name for path in (tmp_path / "bench" / "cells").rglob("*") if path.is_file()]
+    assert not [name for name in left if name.endswith((".safetensors", ".ckpt"))]
+
+
+def test_models_of_a_file(cli, tmp_path):
+    nodes = "\n".join(f'[[nodes]]\nname = "{name}"\nmodel = "test_passes:net"\n' for name in OfficeCaltech10.DOMAINS)
+    (tmp_path / "own.toml").write_text(nodes)
+    options = ["--models", "own.toml", "--rounds", 2, "--seeds", 1, "--device", "cpu", "--methods", "fedh2l,fedavg"]
+    done = cli("bench", "office-caltech10", *options, "--keep-models", *toy(tmp_path, "office-caltech10"), timeout=300)
+    assert done.returncode == 0, done.stderr
+    kept = sorted(path.name for path in (tmp_path / "bench" / "cells").rglob("*.safetensors"))
+    assert len(kept) == 2 * 4 * 2  # methods, nodes, best and last
+    assert "models of own.toml" in (tmp_path / "bench" / "office-caltech10.md").read_text()
+    (tmp_path / "own.toml").write_text("")
+    done = cli("bench", "office-caltech10", *options)
+    assert done.returncode == 2
+    assert "there are no [[nodes]]" in done.stderr
+
+
+def test_bad_wishes(cli, tmp_path):
+    done = cli("bench", "rotated-mnist", "--models", "homogeneous")
+    assert done.returncode == 2
+    assert "the models of 'rotated-mnist' are fixed" in done.stderr
+    done = cli("bench", "pacs")
+    assert done.returncode == 2
+    assert "data.root: this key is required" in done.stderr
+    done = cli("bench", "pacs", "--set", "data.root=nowhere")
+    assert done.returncode == 2
+    assert "there is no folder 'nowhere'" in done.stderr
+    done = cli("run", "--preset", "pacs-homogenous")
+    assert done.returncode == 2
+    assert "Did you mean 'pacs-homogeneous'" in done.stderr
+
+
+def test_presets_name_all_nodes():
+    assert len(PRESETS) == 6
+    for dataset, models in ARCHITECTURES.items():
+        assert set(models) == {name.replace(" ", "_") for name in DATASETS[dataset][0]}
+        assert len({*models.values()}) == 4
+        assert "run.rounds=10000" in PRESETS[f"{dataset}-heterogeneous"]
+        assert "optimizer.lr=0.0001" in PRESETS[f"{dataset}-homogeneous"]
+
+
+def test_a_preset_is_run(cli, tmp_path):
+    own = [part for name in OfficeCaltech10.DOMAINS for part in ("--set", f"nodes.{name}.model=test_passes:net")]
+    changes = [*toy(tmp_path, "office-caltech10"), *own]
+    done = cli("run", "--preset", "office-caltech10-homogeneous", "--rounds", 2, "--out", "run", "--json", *changes)
+    assert done.returncode == 0, done.stderr
+    assert [node["model"] for node in json.loads(done.stdout)["nodes"]] == ["test_passes:net"] * 4
+    assert "office-caltech10, 64 × 64 pixels" in done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    predicted = cli("predict", "run", next((tmp_path / "images").rglob("*.png")), "--node", "dslr")
+    assert predicted.returncode == 0, predicted.stderr
+    evaluated = cli("evaluate", "run")
+    assert evaluated.returncode == 0, evaluated.stderr
+
+
+@pytest.mark.parametrize("augment", ["none", pytest.param("local", marks=pytest.mark.slow)])
+def test_peers_with_images(cli, tmp_path, augment):
+    """Each peer reads its folder, the seed set holds bytes, and the end is that of one process."""
+    root = folders(tmp_path / "images", ("day", "night"), ("circle", "line"), each=20)
+    changes = [
+        "data.name=image-folder", f"data.root={root}", "data.size=16", f"data.augment={augment}", "run.batch_size=4",
+        "nodes.day.model=test_passes:net", "nodes.night.model=test_passes:net",
+    ]  # fmt: skip
+    options = [*(part for change in changes for part in ("--set", change)), "--rounds", 6, "--json"]
+    here, there = (cli(command, *options, "--out", command, timeout=180) for command in ("run", "rehearse"))
+    assert here.returncode == there.returncode == 0, here.stderr + there.stderr
+    results = [json.loads(each.stdout) | {"seconds": 0} for each in (here, there)]
+    assert results[0] == results[1]
+    done = cli("rehearse", *options, "--set", "data.augment=all", "--out", "public")
+    assert done.returncode != 0
+    assert "peers see public images as they are" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [
+        ("RGB:16x16:imagenet", None),
+        ("RGB:16x16", "fit: crop here, None there; mean: .* here, None there"),
+        ("RGB:24x24:imagenet", r"size: \[16, 16\] here, \[24, 24\] there"),
+    ],
+)
+def test_a_seed_set_of_images_made_elsewhere(tmp_path, schema, refused):
+    """A peer's own images must be made as the public ones are, whether these are numbers or bytes."""
+    root, classes = folders(tmp_path / "images", ("day", "night"), ("circle", "line"), each=10), ("circle", "line")
+    about = image_schema(schema)
+    parts = [Part(name, classes, about, from_folder(root / name, classes, about)) for name in ("day", "night")]
+    bundle, own = merge("shapes", parts), ImageFolder(root=str(root), size=16)
+    if refused:
+        with pytest.raises(ConfigError, match=refused):
+            _own_domain(own, "day", 0, bundle)
+        return
+    domain = _own_domain(own, "day", 0, bundle)
+    public = bundle.part("day").inputs
+    assert domain.private.inputs.dtype == public.dtype
+    rows = {row.numpy().tobytes() for row in public}
+    assert all(row.numpy().tobytes() in rows for row in domain.private.inputs)  # the same files, made the same way
+    with pytest.raises(ConfigError, match="holds images as numbers, which are not augmented"):
+        _own_domain(ImageFolder(root=str(root), size=16, augment="local"), "day", 0, bundle)
