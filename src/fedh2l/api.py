@@ -50,8 +50,8 @@ def train(
     Afterwards each module given in `nodes` holds the selected model. With `out`, a run directory is written, whose
     models `load` reads; with `resume=True` as well, a run that was interrupted goes on, one that has ended is not
     trained again, and one that is not there yet starts. `progress` shows a bar. Further keywords are the keys of the
-    `[run]` section: batch_size, device, engine, threads, dtype, eval_every, checkpoint_every, selection. `ray` is how
-    `engine="ray"` uses a cluster.
+    `[run]` section: batch_size, device, engine, threads, dtype, precision, micro_batch, eval_every, checkpoint_every,
+    selection. `ray` is how `engine="ray"` uses a cluster.
     """
     for key in set(run) & set(OptimizerSettings.model_fields):
         raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")
@@ -126,10 +126,9 @@ def _describe(federation: Federation) -> str:
         "optimizer": federation.optimizer.model_dump(exclude_none=True),
     }
     tables = [(f"[{name}]", values) for name, values in sections.items()]
-    tables += [
-        ("[[nodes]]", {"name": node.name, "model": node.model_name, "model_args": dict(node.model_args)})
-        for node in federation.nodes
-    ]
+    for node in federation.nodes:
+        about = {"name": node.name, "model": node.model_name, "model_args": dict(node.model_args)}
+        tables.append(("[[nodes]]", about | ({"weights": node.weights} if node.weights else {})))
     return "\n".join(
         f"{head}\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items())
         for head, values in tables

@@ -268,6 +268,7 @@ class Trainer:
             "roster (nodes, seed, method or rounds)": self.federation.roster.digest.hex(),
             "optimizer": self.federation.optimizer.model_dump(),
             "dtype": self.settings.dtype,
+            "precision or micro_batch": list(self.settings.compute),
             "models": [node.model_name for node in self.federation.nodes],
             "size of models": self.engine.parameter_bytes,
             "evaluation": [self.settings.eval_every, self.settings.selection],
