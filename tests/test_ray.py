@@ -37,7 +37,8 @@ LENETS = [f"nodes.{i}.{change}" for i in range(4) for change in ("model=lenet", 
 def cluster():
     """One cluster for all tests; the engine uses what is there."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    patiently(lambda: ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False))
+    some = {"num_cpus": 8, "object_store_memory": 500_000_000}
+    patiently(lambda: ray.init(address="local", include_dashboard=False, log_to_driver=False, **some))
     yield
     ray.shutdown()
 

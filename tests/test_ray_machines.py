@@ -27,9 +27,10 @@ def test_a_machine_is_lost_and_another_one_comes(federation, caplog):
     """Two machines with room for two nodes each; one goes away in round 23, and a new one comes."""
     undisturbed = Trainer(federation("run.rounds=60", "run.checkpoint_every=10", "run.engine=local")).run()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    head = {"num_cpus": 2, "include_dashboard": False}
+    some = {"num_cpus": 2, "object_store_memory": 200_000_000}
+    head = {**some, "include_dashboard": False}
     cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
-    second = cluster.add_node(num_cpus=2)
+    second = patiently(lambda: cluster.add_node(**some))
     ray.init(address=cluster.address, log_to_driver=False)
     trainer = Trainer(federation("run.rounds=60", "run.checkpoint_every=10", "run.engine=ray"))
     before = homes(trainer)
@@ -41,7 +42,7 @@ def test_a_machine_is_lost_and_another_one_comes(federation, caplog):
             if round == 23 and not after:
                 after.append("")
                 cluster.remove_node(second, allow_graceful=False)
-                cluster.add_node(num_cpus=2)
+                patiently(lambda: cluster.add_node(**some))
             if round == 60:
                 after[:] = homes(trainer)
 
