@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedh2l.bench.suites import SUITES
+from fedh2l.bench.cells import takes_part
+from fedh2l.bench.suite import Row, TableSpec
+from fedh2l.bench.suites import SUITES, of_models
 from fedh2l.data.image_cache import CACHE
 from fedh2l.data.image_folder import ImageFolder, OfficeCaltech10, OfficeHome
 from fedh2l.data.pacs import PACS
@@ -81,10 +83,51 @@ def test_models_of_a_file(cli, tmp_path):
     kept = sorted(path.name for path in (tmp_path / "bench" / "cells").rglob("*.safetensors"))
     assert len(kept) == 2 * 4 * 2  # methods, nodes, best and last
     assert "models of own.toml" in (tmp_path / "bench" / "office-caltech10.md").read_text()
-    (tmp_path / "own.toml").write_text("")
-    done = cli("bench", "office-caltech10", *options)
-    assert done.returncode == 2
-    assert "there are no [[nodes]]" in done.stderr
+
+
+OWN = '[[nodes]]\nname = "{name}"\nmodel = "timm:create_model"\nmodel_args = {{model_name = "{model}"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it should have a model for each of amazon, caltech10, dslr, webcam"),
+        (
+            OWN.format(name="dslr", model="resnet18"),
+            "it should have a model for each of amazon, caltech10, dslr, webcam",
+        ),
+        ('[[nodes]]\nmodel = "cnn"\n', "nodes.0.name: this key is required"),
+        ("[run]\nrounds = 3\n", "it has [run], and only [[nodes]] count here"),
+    ],
+)
+def test_files_that_are_no_models(tmp_path, text, message):
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        of_models("office-caltech10", str(tmp_path / "own.toml"))
+    assert message in str(refused.value)
+
+
+def test_a_word_that_is_no_models():
+    with pytest.raises(ConfigError, match="Did you mean 'heterogeneous'"):
+        of_models("pacs", "heterogenous")
+
+
+def test_one_factory_with_other_arguments_is_another_model(tmp_path):
+    def table(*models: str) -> TableSpec:
+        nodes = zip(OfficeCaltech10.DOMAINS, models, strict=True)
+        (tmp_path / "own.toml").write_text("".join(OWN.format(name=name, model=model) for name, model in nodes))
+        return of_models("office-caltech10", str(tmp_path / "own.toml")).tables[0]
+
+    fedavg = Row.of("FedAvg", "fedavg")
+    assert takes_part(fedavg, table(*["resnet18"] * 4))
+    assert not takes_part(fedavg, table("resnet18", "resnet18", "resnet18", "resnet34"))
+
+
+def test_the_papers_figures_stand_beside_its_protocol_alone():
+    for changes, shown in (((), False), (("data.protocol=clean",), False), (('data.protocol="paper"',), True)):
+        rows = of_models("pacs", "heterogeneous", changes).tables[0].rows
+        assert any(row.paper for row in rows) is shown
+    assert not any(row.paper for row in of_models("pacs", "homogeneous", ["data.protocol=paper"]).tables[0].rows)
 
 
 def test_bad_wishes(cli, tmp_path):
@@ -94,6 +137,9 @@ def test_bad_wishes(cli, tmp_path):
     done = cli("bench", "pacs")
     assert done.returncode == 2
     assert "data.root: this key is required" in done.stderr
+    done = cli("init", "own.toml", "--preset", "pacs-homogeneous", "--set", f"data.root={tmp_path}")
+    assert done.returncode == 2
+    assert "has no folder 'art_painting'" in done.stderr
     done = cli("bench", "pacs", "--set", "data.root=nowhere")
     assert done.returncode == 2
     assert "there is no folder 'nowhere'" in done.stderr
@@ -123,6 +169,10 @@ def test_a_preset_is_run(cli, tmp_path):
     assert predicted.returncode == 0, predicted.stderr
     evaluated = cli("evaluate", "run")
     assert evaluated.returncode == 0, evaluated.stderr
+    assert "64 × 64" in evaluated.stderr
+    started = cli("init", "own.toml", "--preset", "office-caltech10-homogeneous", *changes)
+    assert started.returncode == 0, started.stderr
+    assert "# width and height that images are brought to, in pixels\nsize = 64" in (tmp_path / "own.toml").read_text()
 
 
 @pytest.mark.parametrize("augment", ["none", pytest.param("local", marks=pytest.mark.slow)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +171,60 @@ def test_no_place_for_the_cache(root, tmp_path, monkeypatch):
     monkeypatch.setenv(image_cache.CACHE, str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match=f"cannot be kept in .*{image_cache.CACHE}"):
         ImageFolder(root=str(root), size=16).domains(0)
+
+
+def test_a_full_disk(root, cache, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(DataError, match=f"cannot be written to .*No space left.*{image_cache.CACHE}"):
+        ImageFolder(root=str(root), size=16).domains(0)
+    assert not list(cache.iterdir())
+
+
+def test_a_cache_that_others_use_too(root, cache):
+    cache.mkdir()
+    for name, age in (("old.part", 2 * image_cache.DAY), ("new.part", 60)):
+        (cache / name).write_text("")
+        os.utime(cache / name, (time.time() - age,) * 2)
+    before = os.umask(0o022)
+    try:
+        ImageFolder(root=str(root), size=16).domains(0)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in cache.glob("*.npy")} == {0o644}
+    assert [path.name for path in cache.glob("*.part")] == ["new.part"]
+
+
+def test_what_is_hidden_or_no_image_is_left_out(root, caplog):
+    caplog.set_level("INFO", "fedh2l")
+    before = ImageFolder(root=str(root), size=16).domains(0)[0].digest
+    hidden = root / "day" / "line" / ".thumbs"
+    hidden.mkdir()
+    draw(1, 0, random.Random(1)).save(hidden / "pic_000.png")
+    (root / "day" / "line" / ".pic.png").write_text("")
+    (root / "day" / "line" / "folder.png").mkdir()
+    (root / "day" / "line" / "notes.txt").write_text("")
+    assert ImageFolder(root=str(root), size=16).domains(0)[0].digest == before
+    assert "day/line': 1 files are not images by their names" in caplog.text
+
+
+def test_names_of_folders_become_names_of_nodes(root):
+    (root / "day").rename(root / "Hospital A (2020)")
+    (root / "night").rename(root / "b c")
+    assert ImageFolder(root=str(root)).domain_names(0) == ["Hospital_A_2020", "b_c"]
+    (root / "Hospital A (2020)").rename(root / "b_c")
+    with pytest.raises(DataError, match="gives no name for a node that others do not have; rename it"):
+        ImageFolder(root=str(root)).domain_names(0)
+
+
+@pytest.mark.parametrize(("mode", "value"), [("F", 0.5), ("I", 70000)])
+def test_numbers_of_which_nothing_says_what_is_white(tmp_path, mode, value):
+    path = tmp_path / "odd.tiff"
+    Image.new(mode, (8, 8), value).save(path)
+    with pytest.raises(DataError, match=r"odd\.tiff' cannot be read as an image: its values are"):
+        decode(path, path.read_bytes(), "RGB", (8, 8), "crop")
 
 
 def no_root(root: Path) -> None:

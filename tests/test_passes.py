@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,9 @@ from torch import nn
 import fedh2l
 from fedh2l.augmentation import Augmentation, jittered
 from fedh2l.domain import Domain, Samples
-from fedh2l.errors import DataError
+from fedh2l.errors import ConfigError, DataError
+from fedh2l.metrics import count_correct
+from fedh2l.models.saved import probe
 from fedh2l.network import Network
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.pixels import Pixels, ready
@@ -25,11 +29,11 @@ def net(num_classes: int = 3, dropout: float = 0.0) -> nn.Module:
     )  # fmt: skip
 
 
-def pictures(name: str, seed: int = 0, augmentation: Augmentation | None = None, rows: int = 60) -> Domain:
+def pictures(name: str, seed: int = 0, augmentation: Augmentation | None = None, side: int = 8) -> Domain:
     """Bright, dark and striped, as bytes."""
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 120, (rows, 3, 8, 8), generator=generator)
-    labels = torch.arange(rows) % 3
+    images = torch.randint(0, 120, (60, 3, side, side), generator=generator)
+    labels = torch.arange(60) % 3
     images[labels == 1] += 120
     images[labels == 2, :, ::2] += 120
     split = Domain.split((images.to(torch.uint8), labels), name, 3, preprocessing=IMAGENET)
@@ -52,8 +56,8 @@ def test_bytes_become_what_the_preprocessing_says():
     mean, std = (torch.tensor(IMAGENET[key], dtype=torch.float64).view(3, 1, 1) for key in ("mean", "std"))
     expected = (images.double() / 255 - mean) / std
     torch.testing.assert_close(Pixels.of(IMAGENET)(images, torch.float64), expected)
-    torch.testing.assert_close(ready(images, IMAGENET, torch.float32), expected.float())
-    assert torch.equal(ready(torch.tensor([3]), {}, torch.float32), torch.tensor([3]))
+    torch.testing.assert_close(ready(images, Pixels.of(IMAGENET), torch.float32), expected.float())
+    assert torch.equal(ready(torch.tensor([3]), None, torch.float32), torch.tensor([3]))
     numbers = torch.rand(2, 3, 5, 5)
     assert Pixels.of(IMAGENET)(numbers, torch.float64) is numbers
 
@@ -132,6 +136,82 @@ def test_training_in_mixed_precision():
     assert small.average["ACC"] > 85
 
 
+def test_what_was_trained_in_mixed_precision_can_be_loaded(tmp_path):
+    """A model is held to what it says in full precision; after many layers that is not what it says in mixed."""
+    fedh2l.train(nodes(), rounds=4, batch_size=8, precision="bf16", out=tmp_path / "run")
+    model = fedh2l.load(tmp_path / "run", "a", model=net())
+    with torch.no_grad():
+        again = model(probe((3, 8, 8), True, torch.float32)).flatten()
+    torch.testing.assert_close(again, torch.tensor(model.about["said"]), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_pieces_are_never_a_row_alone_where_there_is_batch_norm(rows):
+    each = Network(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), OptimizerSettings(), compute=Compute(rows=rows))
+    assert each.logits(torch.rand(4, 4)).shape == (4, 3)
+    assert each.logits(torch.rand(3, 4)).shape == (3, 3)
+    assert int(each.module[1].num_batches_tracked) == 3  # twice two rows, three rows
+
+
+def test_large_images_are_predicted_a_few_at_a_time():
+    seen = []
+
+    class Watch(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(len(x))
+            return super().forward(x.mean((2, 3)))
+
+    each = Network(Watch(3, 2), OptimizerSettings())
+    each.predict(torch.zeros(100, 3, 224, 224))
+    assert seen == [53, 47]
+    samples = Samples(torch.zeros(100, 3, 224, 224), torch.zeros(100, dtype=torch.long))
+    assert count_correct(each.predict, samples) in (0, 100)
+    assert max(seen) == 53
+
+
+def test_bytes_that_are_no_images_stay_what_they_are():
+    """Letters of words, say, which a model looks up."""
+
+    class Words(nn.Module):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__()
+            self.look_up = nn.EmbeddingBag(256, num_classes)
+
+        def forward(self, letters: torch.Tensor) -> torch.Tensor:
+            return self.look_up(letters.long())
+
+    labels = torch.arange(60) % 3
+    letters = (labels.unsqueeze(1) * 80 + torch.arange(4)).to(torch.uint8)
+    given = [fedh2l.Node(name, Words, Domain.split((letters, labels), name, 3)) for name in "ab"]
+    assert given[0].domain.pixels is None
+    result = fedh2l.train(given, rounds=60, batch_size=8, optimizer=fedh2l.Optimizer(lr=0.1))
+    assert result.average["ACC"] == 100
+
+
+def test_only_images_of_bytes_are_augmented():
+    domain = pictures("a")
+    with pytest.raises(DataError, match="only images of bytes"):
+        replace(domain.as_numbers(), augmentation=VIEWS)
+
+
+def test_other_views_or_colours_are_other_data():
+    domain = pictures("a")
+    others = [
+        replace(domain, augmentation=VIEWS),
+        replace(domain, preprocessing={"scale": 255}),
+        replace(domain, augmentation=replace(VIEWS, jitter=0.1)),
+    ]
+    assert len({each.digest for each in (domain, *others)}) == 4
+
+
+def test_fedgkt_says_what_it_cannot_do():
+    with pytest.raises(ConfigError, match=r"data\.augment to 'none'"):
+        fedh2l.train(nodes(VIEWS, "cnn"), "fedgkt", rounds=2)
+    given = [replace(node, weights="x.pth") for node in nodes(None, "cnn")]
+    with pytest.raises(ConfigError, match="cannot start from weights"):
+        fedh2l.train(given, "fedgkt", rounds=2)
+
+
 def test_frozen_statistics_are_used_and_not_learned():
     each = network()
     each.logits(torch.rand(32, 3, 8, 8) + 2)
@@ -185,7 +265,7 @@ def test_nothing_is_changed_if_nothing_is_asked_for():
     images = torch.randint(0, 256, (6, 3, 12, 10)).to(torch.uint8)
     still = Augmentation(Pixels.of(IMAGENET), crop=1.0, flip=0.0, jitter=0.0)
     seen = still.views(images, torch.float32, "local-views", "s", "a", 0)
-    torch.testing.assert_close(seen, ready(images, IMAGENET, torch.float32))
+    torch.testing.assert_close(seen, ready(images, Pixels.of(IMAGENET), torch.float32))
 
 
 def test_a_mirror_image():

@@ -12,10 +12,13 @@ from torch import nn
 
 import fedh2l
 from conftest import blobs
+from fedh2l.engines.actor import luggage
 from fedh2l.errors import ConfigError, ModelError
+from fedh2l.federation import Federation
 from fedh2l.models.factory import Recipe
 from fedh2l.models.pretrained import fit_head, start_from, take_over
 from fedh2l.plugins import import_object
+from fedh2l.settings import RunSettings
 
 
 def images(name: str, classes: int = 3, size: int = 64) -> fedh2l.Domain:
@@ -151,6 +154,64 @@ def test_a_report_of_what_matched(trained):
     assert str(match).startswith("4 tensors loaded, 79.3 % of the model; not in the weights, left as drawn: 4.weight")
 
 
+def test_weights_of_another_model_are_warned_of(tmp_path, caplog):
+    """A wider one: what fits by chance is loaded, and layers before the last do not."""
+    wide = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 40), nn.Linear(40, 3))
+    save_file(
+        {"3.weight": torch.zeros(40, 8), "3.bias": torch.zeros(40), "0.weight": torch.zeros(9, 2)},
+        tmp_path / "w.safetensors",
+    )
+    start_from(wide, str(tmp_path / "w.safetensors"), "", "model")
+    assert "'0.weight' is not the last layer, and the weights" in caplog.text
+
+
+def test_weights_go_into_lazy_layers(tmp_path):
+    save_file({"0.weight": torch.ones(8, 2), "0.bias": torch.zeros(8)}, tmp_path / "w.safetensors")
+
+    def lazy(num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1), nn.Linear(1, num_classes))
+
+    module = fedh2l.Node("a", lazy, blobs("a"), weights=str(tmp_path / "w.safetensors")).build("secret", 4)
+    assert torch.equal(module[0].weight, torch.ones(8, 2))
+
+
+def test_weights_for_a_module_are_refused():
+    with pytest.raises(ModelError, match="a module is trained as it is given"):
+        fedh2l.Node("a", normed(3), blobs("a"), weights="w.pth").build("secret", 4)
+
+
+def test_weights_do_not_travel_twice(trained, tmp_path):
+    """An actor is sent a model's state; the file may not be where it is."""
+    folder, _ = trained
+    given = [fedh2l.Node(name, normed, blobs(name), weights=str(folder / "plain.pth")) for name in "ab"]
+    federation = Federation(given, fedh2l.FedH2L(), RunSettings(device="cpu", batch_size=4), fedh2l.Optimizer())
+    learners = federation.learners()
+    (folder / "plain.pth").unlink()
+    _, parts = luggage(federation, federation.method, learners)
+    assert torch.equal(parts["a"].state["model.parameters"], learners[0].parameters)
+    parts["a"].node.build("secret", 4)
+
+
+class Aside(nn.Module):
+    """The last layer that it has is not the one that answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = nn.Linear(2, 1000)
+        self.aside = nn.Linear(2, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.answer(x)
+
+
+def test_the_layer_that_answers_is_replaced(caplog):
+    caplog.set_level("INFO", "fedh2l")
+    module = Aside()
+    assert fit_head(module, torch.rand(1, 2), 3)
+    assert (module.answer.out_features, module.aside.out_features) == (3, 1000)
+    assert "'answer' of Aside has 3 outputs now, not 1000" in caplog.text
+
+
 class Evil:
     def __reduce__(self):
         return (print, ("this would have been run",))
@@ -163,7 +224,7 @@ class Evil:
         ("damaged.safetensors", "cannot read the weights"),
         ("evil.pth", "more than tensors, or is damaged"),
         ("list.pth", "holds list, not the weights of a model"),
-        ("other.safetensors", "nothing in the weights .* fits the model"),
+        ("other.safetensors", "are of another model: 0 tensors loaded"),
         ("IMAGENET1K_V1", "neither a file .* nor"),
     ],
 )

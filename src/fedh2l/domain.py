@@ -15,7 +15,7 @@ from torch import Tensor
 from fedh2l.augmentation import Augmentation
 from fedh2l.data.splits import DEFAULT_SHARES, Shares, stratified_split
 from fedh2l.errors import DataError
-from fedh2l.pixels import ready
+from fedh2l.pixels import Pixels, ready
 
 SPLITS = ("private", "public", "validation", "test")
 
@@ -24,7 +24,7 @@ SPLITS = ("private", "public", "validation", "test")
 class Samples:
     """Inputs `(n, …)` and class indices `(n,)`, held in memory (or on a GPU) for the whole training.
 
-    Inputs of type uint8 are the pixels of images: a model is fed what its domain's preprocessing makes of them.
+    Inputs `(n, channels, height, width)` of type uint8 are images: a model is fed what preprocessing makes of them.
 
     Samples of several nodes that an engine runs as one have a leading dimension of nodes in both.
     """
@@ -134,22 +134,30 @@ class Domain:
                 raise DataError(
                     f"{where} has labels outside 0…{len(self.classes) - 1}, its {len(self.classes)} classes"
                 )
+            if self.augmentation is not None and self.pixels is None:
+                raise DataError(f"{where}: only images of bytes (uint8) can be augmented, not {samples.inputs.dtype}")
             if samples.inputs.is_floating_point() and not bool(torch.isfinite(samples.inputs).all()):
                 raise DataError(f"{where} contains NaN or infinite inputs")
+
+    @property
+    def pixels(self) -> Pixels | None:
+        """What the bytes of its images are to a model; None if inputs are something else."""
+        inputs = self.private.inputs
+        return Pixels.of(self.preprocessing) if inputs.dtype == torch.uint8 and inputs.dim() == 4 else None
 
     def as_numbers(self) -> Domain:
         """The same with images as a model is fed them, rather than as bytes."""
 
         def numbers(samples: Samples) -> Samples:
-            return Samples(ready(samples.inputs, self.preprocessing, torch.float32), samples.labels)
+            return Samples(ready(samples.inputs, self.pixels, torch.float32), samples.labels)
 
         private, public, validation, test = map(numbers, (self.private, self.public, self.validation, self.test))
         return replace(self, private=private, public=public, validation=validation, test=test)
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all samples, to tell whether data is still the same."""
-        sha = hashlib.sha256()
+        """A hash of all samples and of what is made of them, to tell whether data is still the same."""
+        sha = hashlib.sha256(f"{self.pixels} {self.augmentation}".encode())
         for split in SPLITS:
             samples: Samples = getattr(self, split)
             for tensor in (samples.inputs, samples.labels):

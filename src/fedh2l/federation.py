@@ -16,7 +16,6 @@ from fedh2l.methods.base import Method, require_one_architecture
 from fedh2l.methods.registry import METHODS
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
-from fedh2l.pixels import Pixels
 from fedh2l.roster import Roster
 from fedh2l.sampling import node_secret
 from fedh2l.seedset import SeedSet
@@ -130,6 +129,4 @@ class Federation:
 
 def _bytes_to_numbers(node: Node) -> object:
     """What must be alike in all nodes for a public batch to be the same to all of them."""
-    domain = node.domain
-    pixels = Pixels.of(domain.preprocessing) if domain.private.inputs.dtype == torch.uint8 else None
-    return pixels, domain.augmentation
+    return node.domain.pixels, node.domain.augmentation

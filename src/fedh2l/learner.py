@@ -19,7 +19,6 @@ from fedh2l.domain import Samples
 from fedh2l.network import Network, flattened, grouped
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
-from fedh2l.pixels import Pixels
 from fedh2l.sampling import PrivatePurpose, draw_indices, shuffled, torch_seed
 from fedh2l.seedset import SeedSet
 from fedh2l.settings import AS_USUAL, Compute
@@ -47,7 +46,7 @@ class Learner(Network):
         module = node.build(secret, batch_size)
         first = next(module.parameters())
         self._home = (first.device, first.dtype, module.training)
-        super().__init__(module.to(device, dtype), optimizer, Pixels.of(node.domain.preprocessing), compute)
+        super().__init__(module.to(device, dtype), optimizer, node.domain.pixels, compute)
         self.name = node.name
         self.classes = len(node.domain.classes)
         self.private = node.domain.private.to(device, dtype)

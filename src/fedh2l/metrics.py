@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fedh2l.domain import Samples
 from fedh2l.losses import correct_count
+from fedh2l.network import rows_at_once
 
 METRICS = ("ACC", "WDP", "CDP")
 EVALUATION_ROWS = 512
-"""How many samples are predicted at once in an evaluation."""
+"""How many samples are predicted at once in an evaluation, at most."""
 
 
 def scores(correct: Sequence[int], totals: Sequence[int], own: int) -> dict[str, float]:
@@ -37,7 +38,6 @@ def average(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 @torch.no_grad()
 def count_correct(predict: Callable[[Tensor], Tensor], samples: Samples) -> int:
     """How many samples a function from inputs to logits gets right."""
-    batches = zip(
-        torch.split(samples.inputs, EVALUATION_ROWS), torch.split(samples.labels, EVALUATION_ROWS), strict=True
-    )
+    rows = min(EVALUATION_ROWS, rows_at_once(samples.inputs))
+    batches = zip(torch.split(samples.inputs, rows), torch.split(samples.labels, rows), strict=True)
     return int(torch.stack([correct_count(predict(inputs), labels) for inputs, labels in batches]).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -15,8 +16,12 @@ from fedh2l.cpu_layers import ON_CPU
 from fedh2l.optimizers import OptimizerSettings, State
 from fedh2l.overrides import Instead
 from fedh2l.parameters import FlatParameters
-from fedh2l.pixels import ZERO_TO_ONE, Pixels
+from fedh2l.pixels import Pixels
 from fedh2l.settings import AS_USUAL, Compute
+
+NUMBERS = 8_000_000
+"""How many numbers go into a model at once, where nothing is trained."""
+SMALLEST = 16
 
 Phase = Literal["local", "mutual"]
 
@@ -28,12 +33,12 @@ class Network:
         self,
         module: nn.Module,
         optimizer: OptimizerSettings,
-        pixels: Pixels = ZERO_TO_ONE,
+        pixels: Pixels | None = None,
         compute: Compute = AS_USUAL,
     ) -> None:
         self.module = module
         self.pixels = pixels
-        """What bytes of images are to the model."""
+        """What the bytes of images are to the model; None: its inputs are no images, or numbers already."""
         self.compute = compute
         self.flat = FlatParameters(module)
         self.optimizer = optimizer
@@ -55,13 +60,15 @@ class Network:
         `frozen`: batch norm uses the statistics that it has, as in evaluation, and does not learn others.
         """
         self._set_mode(training=True)
-        rows = self.compute.rows or len(inputs)
-        if rows >= len(inputs) and not frozen:
+        pieces = 1 if self.compute.rows is None else math.ceil(len(inputs) / self.compute.rows)
+        if self._norms:
+            pieces = min(pieces, max(len(inputs) // 2, 1))  # one row has no spread
+        if pieces <= 1 and not frozen:
             return self._said(inputs, how)
         with self._unlearning(frozen):
-            if rows >= len(inputs):
+            if pieces <= 1:
                 return self._said(inputs, how)
-            return torch.cat([self._lightly(part, frozen, how) for part in torch.split(inputs, rows)])
+            return torch.cat([self._lightly(part, frozen, how) for part in torch.tensor_split(inputs, pieces)])
 
     @property
     def has_norms(self) -> bool:
@@ -72,10 +79,19 @@ class Network:
     def predict(self, inputs: Tensor, **how: Any) -> Tensor:
         """Logits `(rows, classes)` in evaluation mode, as a teacher or in a test."""
         self._set_mode(training=False)
-        rows = self.compute.rows or len(inputs)
+        rows = self.compute.rows or rows_at_once(inputs)
         if rows >= len(inputs):
             return self._said(inputs, how)
         return torch.cat([self._said(part, how) for part in torch.split(inputs, rows)])
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """Passes as they are usually computed, for a while, whatever the run says."""
+        asked, self.compute = self.compute, AS_USUAL
+        try:
+            yield
+        finally:
+            self.compute = asked
 
     @contextmanager
     def _unlearning(self, frozen: bool) -> Iterator[None]:
@@ -109,7 +125,8 @@ class Network:
         return said
 
     def _said(self, inputs: Tensor, how: Mapping[str, Any]) -> Tensor:
-        inputs = self.pixels(inputs, self.parameters.dtype)
+        if self.pixels is not None:
+            inputs = self.pixels(inputs, self.parameters.dtype)
         if self.compute.bf16:
             with torch.autocast(inputs.device.type, torch.bfloat16):
                 mixed: Tensor = self.module(inputs, **how)
@@ -197,6 +214,11 @@ class Network:
         elif self.module.training is not training:
             for module in self._modules:
                 module.training = training
+
+
+def rows_at_once(inputs: Tensor) -> int:
+    """How many inputs `(rows, …)` may pass through a model at once, where nothing is trained: large images are few."""
+    return max(SMALLEST, NUMBERS // max(inputs[:1].numel(), 1))
 
 
 def norms_of(module: nn.Module) -> list[nn.Module]:

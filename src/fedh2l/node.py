@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedh2l.domain import Domain
+from fedh2l.errors import ModelError
 from fedh2l.models.factory import Recipe, check_model, takes_classes
-from fedh2l.models.pretrained import fit_head, start_from
+from fedh2l.models.pretrained import fit_head, settle, start_from
 from fedh2l.pixels import ready
 from fedh2l.sampling import torch_seed
 
@@ -56,17 +57,21 @@ class Node:
     @property
     def floating(self) -> bool:
         """Whether inputs are measurements or pixels, which take on the run's type, or indices, which do not."""
-        inputs = self.domain.private.inputs
-        return inputs.is_floating_point() or inputs.dtype == torch.uint8
+        return self.domain.private.inputs.is_floating_point() or self.domain.pixels is not None
 
     def build(self, secret: str, batch_size: int) -> nn.Module:
         """The module, checked on a batch; its initial weights come from the node's secret."""
         where = f"node '{self.name}': model '{self.model_name}'"
         example = self.domain.public.take(range(min(batch_size, len(self.domain.public))))
-        inputs = ready(example.inputs, self.domain.preprocessing, torch.float32)
+        inputs = ready(example.inputs, self.domain.pixels, torch.float32)
         with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever the run's device
             torch.default_generator.manual_seed(torch_seed("initial-weights", secret, self.name))
-            module = self.model if isinstance(self.model, nn.Module) else self._construct(where, inputs)
+            if not isinstance(self.model, nn.Module):
+                module = self._construct(where, inputs)
+            elif self.weights is None:
+                module = self.model
+            else:
+                raise ModelError(f"{where}: a module is trained as it is given; load weights into it yourself")
             check_model(module, inputs, len(self.domain.classes), where)  # lazy layers draw weights here
         return module
 
@@ -82,5 +87,6 @@ class Node:
         if not fits:
             fit_head(module, inputs[:1], classes)
         if self.weights is not None:
+            settle(module, inputs[:1])
             start_from(module, self.weights, self.recipe.factory, where)
         return module

@@ -26,7 +26,7 @@ class Pixels:
         return Pixels(float(preprocessing.get("scale", 255)), tuple(map(float, mean)), tuple(map(float, std)))
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Inputs `(…, channels, height, width)`; what is not bytes is not pixels, and is given back as it is."""
+        """Images `(…, channels, height, width)` of bytes; what is not bytes is ready, and is given back as it is."""
         if inputs.dtype != torch.uint8:
             return inputs
         values = inputs.to(dtype)
@@ -45,10 +45,6 @@ class Pixels:
         return torch.addcmul(shift, values, factor)
 
 
-ZERO_TO_ONE = Pixels()
-"""Bytes divided by 255."""
-
-
 @lru_cache(64)
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
@@ -58,8 +54,8 @@ def _constants(
     return (1 / deviations).to(device, dtype), (-means / deviations).to(device, dtype)
 
 
-def ready(inputs: Tensor, preprocessing: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
-    """Inputs as a model is fed them: bytes become numbers, numbers take on a type, indices stay what they are."""
-    if inputs.dtype == torch.uint8:
-        return Pixels.of(preprocessing)(inputs, dtype)
+def ready(inputs: Tensor, pixels: Pixels | None, dtype: torch.dtype) -> Tensor:
+    """Inputs as a model is fed them: pixels become numbers, numbers take on a type, indices stay what they are."""
+    if pixels is not None and inputs.dtype == torch.uint8:
+        return pixels(inputs, dtype)
     return inputs.to(dtype) if inputs.is_floating_point() else inputs

@@ -10,6 +10,7 @@ hundreds of thousands of parameters, and squares of large or small gradients ove
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,21 +37,19 @@ def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """g̃ of eq. (8): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
     relation = _Relation.of(g_pub, g_loc)
     v = relation.v(relation.local)
-    moved = torch.empty_like(g_pub)
-    for pub, loc, out in blocks(g_pub, g_loc, moved):
-        out.copy_(pub + (v * loc.double()).to(pub.dtype))
-    return relation.projection(moved)
+    moved = [pub + (v * loc.double()).to(pub.dtype) for pub, loc in blocks(g_pub, g_loc)]
+    return relation.projection(_whole(moved))
 
 
 def pcgrad(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """PCGrad (Yu et al., 2020) for two gradients: each projected on the other's normal plane, then summed."""
     relation = _Relation.of(g_pub, g_loc)
     v_pub, v_loc = relation.v(relation.local), relation.v(relation.public)
-    both = torch.empty_like(g_pub)
-    for pub, loc, out in blocks(g_pub, g_loc, both):
+    both = []
+    for pub, loc in blocks(g_pub, g_loc):
         wide_pub, wide_loc = pub.double(), loc.double()
-        out.copy_((wide_pub + v_pub * wide_loc) + (wide_loc + v_loc * wide_pub))
-    return relation.projection(both)
+        both.append(((wide_pub + v_pub * wide_loc) + (wide_loc + v_loc * wide_pub)).to(g_pub.dtype))
+    return relation.projection(_whole(both))
 
 
 def unprojected(g_pub: Tensor, g_loc: Tensor) -> Projection:
@@ -83,6 +82,10 @@ class _Relation(NamedTuple):
     def projection(self, gradient: Tensor) -> Projection:
         cosine = self.inner / (_nonzero(self.public).sqrt() * _nonzero(self.local).sqrt())
         return Projection(gradient, (self.inner < 0).double(), cosine.clamp(-1, 1))
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1)
 
 
 def _nonzero(value: Tensor) -> Tensor:

@@ -132,8 +132,12 @@ def _fingerprint(cell: Cell) -> str:
 
 def takes_part(row: Row, table: TableSpec) -> bool:
     """Whether a row's method can run its table at all: with different models, some cannot."""
-    models = {change.partition("=")[2] for change in table.changes if re.fullmatch(r"nodes\.[^.]+\.model=.*", change)}
-    return len(models) < 2 or bool(find_method(row.method).heterogeneous)
+    models: dict[str, dict[str, str]] = {}
+    for change in table.changes:
+        found = re.fullmatch(r"nodes\.([^.]+)\.(model|model_args)=(.*)", change)
+        if found:
+            models.setdefault(found[1], {})[found[2]] = found[3]
+    return len({str(own) for own in models.values()}) < 2 or bool(find_method(row.method).heterogeneous)
 
 
 def cells_of(row: Row, table: TableSpec, choice: str, seeds: int, common: Changes) -> list[Cell]:

@@ -35,7 +35,9 @@ def bench(
     methods: Annotated[
         str | None, typer.Option(metavar="A,B", help="Only these methods; also package.module:Class.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores, of images one.")
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and tables go.")] = Path("bench"),
     device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Where to compute.")] = "auto",
     engine: Annotated[
@@ -55,7 +57,7 @@ def bench(
     changes: SetOption = None,
 ) -> None:
     """Compare methods over seeds: a grid of runs and the tables of it. What is done already is not done again."""
-    wanted = _suite(suite, models)
+    wanted = _suite(suite, models, changes or ())
     named = [name.strip() for name in methods.split(",")] if methods else None
     for name in named or ():
         find_method(name)
@@ -76,7 +78,7 @@ def bench(
         crowd = (
             _on_ray(out, place, jobs, todo[0].config("cpu").ray, keep_models)
             if engine == "ray"
-            else _here(out, place, jobs, keep_models)
+            else _here(out, place, jobs or (1 if wanted.images else None), keep_models)  # large models, one at a time
         )
         outcome = _run(todo, rounds, crowd, time_limit)
     else:
@@ -103,15 +105,15 @@ class Crowd(NamedTuple):
     jobs: int
 
 
-def _suite(name: str, models: str | None) -> Suite:
+def _suite(name: str, models: str | None, changes: Sequence[str]) -> Suite:
     if name not in SUITES:
         raise ConfigError(f"unknown suite '{name}'.{did_you_mean(name, SUITES)} There are: {', '.join(SUITES)}")
-    if models is None:
-        return SUITES[name]
     dataset = SUITES[name].images
-    if dataset is None:
+    if dataset is not None:
+        return of_models(dataset, models or "heterogeneous", changes)
+    if models is not None:
         raise ConfigError(f"--models {models}: the models of '{name}' are fixed; this is for benchmarks on images")
-    return of_models(dataset, models)
+    return SUITES[name]
 
 
 def _here(out: Path, device: str, jobs: int | None, keep_models: bool) -> Crowd:

@@ -22,7 +22,7 @@ from fedh2l.methods.registry import METHODS, installed_methods
 from fedh2l.metrics import count_correct
 from fedh2l.models.factory import MODELS
 from fedh2l.models.saved import Classifier
-from fedh2l.presets import PRESETS
+from fedh2l.presets import PRESETS, of_preset
 from fedh2l.reporting.tables import human_bytes, matrix_table, short
 from fedh2l.rundir import RunDirectory
 from fedh2l.toml import to_toml
@@ -50,11 +50,15 @@ def list_known() -> None:
 def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("fedh2l.toml"),
     method: Annotated[str | None, typer.Option(help="The method whose keys to explain.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A federation of the paper; `fedh2l list` shows them.")
+    ] = None,
+    changes: SetOption = None,
 ) -> None:
     """Write a commented starter config."""
     if path.exists():
         raise ConfigError(f"'{path}' exists already; name another file")
-    config, _ = load_config(method=method)
+    config, _ = load_config(None, (*of_preset(preset), *(changes or ())), method)
     portable = replace(config, run=config.run.model_copy(update={"device": "auto", "engine": "auto"}))
     head = f"# The defaults of fedh2l, every key explained. Run it:  fedh2l run {path}\n\n"
     try:
@@ -119,7 +123,8 @@ def evaluate(
     columns = [domain.name for domain in domains]
     rows = [[matrix[name][column] for column in columns] for name in names]
     rule = config.run.model_copy(update={"selection": which}).selection_rule
-    err.print(matrix_table(names, rows, columns, f"{directory}: test accuracy in % ({rule})"))
+    about = f"; {config.data.note}" if config.data.note else ""
+    err.print(matrix_table(names, rows, columns, f"{directory}: test accuracy in % ({rule}{about})"))
     if as_json:
         print_json({"which": which, "accuracy": matrix})
 

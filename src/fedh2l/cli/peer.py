@@ -77,7 +77,7 @@ def rehearse(
     with on_interrupt(lambda: asked.append(True)):
         result = Rehearsal(settings, federation, directory.path).run(lambda: bool(asked))
     directory.write_result(result.to_dict())
-    err.print(result_table(result, settings.run.selection_rule))
+    err.print(result_table(result, settings.run.selection_rule, settings.data.note))
     err.print(traffic(result, settings.method), soft_wrap=True)
     err.print(f"Everything that the peers had and left is in {directory.path}", soft_wrap=True)
     if as_json:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ CACHE = "FEDH2L_CACHE"
 """Environment variable: the folder of decoded images."""
 VERSION = "images-1"
 """Part of the key: to be changed when a file would become other bytes."""
+DAY = 24 * 3600
 AT_ONCE = 256
 """Images that are decoded before they are written."""
 
@@ -75,6 +77,10 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise DataError(
+            f"decoded images in '{path}' cannot be read: {error}; name another folder in {CACHE}"
+        ) from error
     except (OSError, ValueError, EOFError) as error:
         log.warning("'%s' is damaged (%s); its images are decoded again", path, error)
         return None
@@ -86,6 +92,7 @@ def _making(path: Path, shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
     """A new array that is at `path` when it is complete, and not before; several processes may make the same."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _tidy(path.parent)
         handle, name = tempfile.mkstemp(".part", path.stem[:16], path.parent)
         os.close(handle)
     except OSError as error:
@@ -94,8 +101,10 @@ def _making(path: Path, shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
         ) from error
     try:
         array = np.lib.format.open_memmap(name, "w+", np.uint8, shape)
+        _reserve(name)
         yield array
         array.flush()
+        os.chmod(name, 0o666 & ~_umask())  # a folder may be shared
         os.replace(name, path)
     except OSError as error:
         raise DataError(
@@ -105,6 +114,27 @@ def _making(path: Path, shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def _reserve(name: str) -> None:
+    """Takes up the room of a file now: where a disk is full, writing to a mapped file would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with open(name, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.path.getsize(name))
+
+
+def _tidy(folder: Path) -> None:
+    """Removes what processes that were killed left behind."""
+    for left in folder.glob("*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > DAY:
+                left.unlink()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 @contextmanager

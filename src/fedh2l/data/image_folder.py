@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ from fedh2l.data.splits import Shares, stratified_split
 from fedh2l.domain import SPLITS, Domain, Samples
 from fedh2l.errors import DataError, did_you_mean
 from fedh2l.pixels import Pixels
+
+log = logging.getLogger("fedh2l")
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Split = Mapping[str, Sequence[int]]
@@ -75,8 +79,15 @@ class ImageFolder(Dataset):
         return f"{self.name}, {self.size} × {self.size} pixels"
 
     def domain_names(self, seed: int) -> list[str]:
-        """As their folders are called, without spaces."""
-        return [folder.replace(" ", "_") for folder in self._folders()]
+        """As their folders are called, with underscores for what cannot be in the name of a node."""
+        folders = self._folders()
+        names = [re.sub(r"[^A-Za-z0-9._-]+", "_", folder).strip("_.-")[:63] for folder in folders]
+        for name, folder in zip(names, folders, strict=True):
+            if not name or names.count(name) > 1:
+                raise DataError(
+                    f"'{Path(self.root) / folder}' gives no name for a node that others do not have; rename it"
+                )
+        return names
 
     def domains(self, seed: int) -> list[Domain]:
         """One for each folder, split by `seed`."""
@@ -172,11 +183,14 @@ class ImageFolder(Dataset):
         files, labels = [], []
         for label, name in enumerate(classes):
             path = Path(self.root) / folder / name
-            found = sorted(
-                file.relative_to(self.root).as_posix()
+            there = [
+                file
                 for file in path.rglob("*")
-                if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
-            )
+                if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+            ]
+            found = sorted(file.relative_to(self.root).as_posix() for file in there if file.suffix.lower() in SUFFIXES)
+            if len(found) < len(there):
+                log.info("'%s': %d files are not images by their names, and left out", path, len(there) - len(found))
             if not found:
                 raise DataError(f"'{path}' has no images ({', '.join(SUFFIXES)})")
             files += found

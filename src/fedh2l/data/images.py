@@ -38,7 +38,9 @@ def decode(path: Path, content: bytes, mode: str, size: tuple[int, int], fit: Fi
             upright = ImageOps.exif_transpose(image)
             plain = _plain(upright, mode)
             sized = ImageOps.fit(plain, size, Image.Resampling.BILINEAR) if fit == "crop" else plain.resize(size)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError:
+        raise DataError(f"'{path}' cannot be read as an image: it has none of the known formats") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"'{path}' cannot be read as an image: {error}") from error
     width, height = size
     pixels = np.asarray(sized, dtype=np.uint8).reshape(height, width, -1)
@@ -49,7 +51,11 @@ def _plain(image: Image.Image, mode: str) -> Image.Image:
     """In another mode: 16 bits are scaled rather than cut, and what can be seen through is on white."""
     if image.mode in DEEP:
         values = np.asarray(image).astype(np.int64)
-        image = Image.fromarray((values.clip(0, 65535) // 257).astype(np.uint8))
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"its values are {values.min()} to {values.max()}, more than 16 bits")
+        image = Image.fromarray((values // 257).astype(np.uint8))
+    if image.mode == "F":
+        raise ValueError("its values are floating-point numbers, of which nothing says what is white")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         colour = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)

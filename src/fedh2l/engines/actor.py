@@ -124,7 +124,7 @@ def part_of(node: Node, learner: Learner, seed: int) -> Part:
     """A node as its learner is now, with tensors of its own."""
     model = copy.deepcopy(node.model) if isinstance(node.model, nn.Module) else node.model
     networks = {name: copy.deepcopy(network.module) for name, network in learner.networks.items()}
-    alike = replace(node, model=model)
+    alike = replace(node, model=model, weights=None)  # its state brings them
     return Part(alike, node_secret(seed, node.name), networks, learner.state())
 
 

@@ -162,7 +162,11 @@ class Residents:
 
     def logits(self, inputs: Tensor) -> dict[str, Tensor]:
         """What each node's model says of `inputs` `(n, …)`, on the CPU: `(n, classes)`."""
-        return {learner.name: learner.predict(inputs.to(learner.parameters.device)).cpu() for learner in self.learners}
+        said = {}
+        for learner in self.learners:
+            with learner.exactly():
+                said[learner.name] = learner.predict(inputs.to(learner.parameters.device)).cpu()
+        return said
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next round depends on, under `node/…`."""

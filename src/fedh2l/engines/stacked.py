@@ -22,6 +22,7 @@ from fedh2l.errors import ConfigError, MethodError
 from fedh2l.network import Network
 from fedh2l.optimizers import State
 from fedh2l.overrides import Instead
+from fedh2l.pixels import ready
 
 log = logging.getLogger("fedh2l")
 
@@ -95,7 +96,8 @@ class StackedNetwork(Network):
         return self._call(inputs, how)
 
     def _call(self, inputs: Tensor, how: Mapping[str, Any], frozen: bool = False) -> Tensor:
-        inputs = self.pixels(inputs, self.vector.dtype)
+        if self.pixels is not None:
+            inputs = self.pixels(inputs, self.vector.dtype)
         parameters = dict(zip(self._names, self._leaves, strict=True))
         tensors = {**parameters, **self.rest}
         if self.stackable:
@@ -155,7 +157,7 @@ class StackedNetwork(Network):
             self.rest[name].copy_(value)
         self.logits(inputs)
         own = copy.deepcopy(self.members[0].module).train()
-        own(self.pixels(inputs[0], self.vector.dtype))
+        own(ready(inputs[0], self.pixels, self.vector.dtype))
         after = dict(own.named_buffers())
         if any(not torch.allclose(self.rest[name][0].double(), b.double(), rtol=1e-3) for name, b in after.items()):
             raise ConfigError(

@@ -70,6 +70,10 @@ class FedGKT(Method):
                     f"node '{node.name}': fedgkt cuts models in two, so it must build them: give the name of the "
                     f"model, 'package.module:factory' or a class, not a module"
                 )
+            if node.weights is not None:
+                raise ConfigError(f"node '{node.name}': fedgkt cuts models in two, and cannot start from weights")
+            if node.domain.augmentation is not None:
+                raise ConfigError("fedgkt sends features of its samples as they are; set data.augment to 'none'")
         first = nodes[0].recipe
         common = {"trunk": first.factory, "trunk_args": dict(first.arguments)}
         return [

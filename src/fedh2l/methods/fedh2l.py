@@ -60,10 +60,10 @@ class FedH2L(Method):
         description="g_loc when interval > 1: the sum of the local gradients since the last mutual step, the "
         "way the parameters went (θ_0 − θ_E), or the last of these gradients minus the first",
     )
-    batch_norm: Literal["joint", "per-domain", "frozen"] = Field(
-        "joint",
+    batch_norm: Literal["frozen", "joint", "per-domain"] = Field(
+        "frozen",
         description="of models with batch norm, how the public batches of several teachers pass in the mutual step: "
-        "joint, as one batch; per-domain, each on its own; frozen, with the statistics of the local steps",
+        "frozen, with the statistics of the local steps; joint, as one batch; per-domain, each on its own",
     )
     optimizer_state: Literal["separate", "shared"] = Field(
         "separate", description="whether local and mutual steps have an optimiser state each"

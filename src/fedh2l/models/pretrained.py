@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from fedh2l.errors import ModelError
 from fedh2l.plugins import import_object
@@ -48,13 +49,26 @@ class Match:
 
 
 def start_from(module: nn.Module, source: str, factory: str, where: str) -> Match:
-    """Loads what fits of some weights into a model; says what did not, and refuses weights of another model."""
+    """Loads what fits of some weights into a model, says what did not, and refuses weights that mostly do not fit."""
     weights = _from_file(Path(source), where) if _is_file(source) else _from_torchvision(source, factory, where)
     match = take_over(module, weights)
-    if not match.loaded:
-        raise ModelError(f"{where}: nothing in the weights '{source}' fits the model: {match}")
-    (log.info if match.share >= 0.5 else log.warning)("%s, weights '%s': %s", where, source, match)
+    if match.share < 0.5:
+        raise ModelError(f"{where}: the weights '{source}' are of another model: {match}")
+    log.info("%s, weights '%s': %s", where, source, match)
+    head = next((name for name, _ in reversed(_layers(module))), "")
+    strange = [name for name in (*match.reshaped, *match.missing) if name.rpartition(".")[0] != head]
+    if strange:
+        log.warning(
+            "%s: '%s' is not the last layer, and the weights '%s' do not fit it; are they of another model?",
+            where, strange[0], source,
+        )  # fmt: skip
     return match
+
+
+def settle(module: nn.Module, example: Tensor) -> None:
+    """Lets layers that take their shape from the first input have it."""
+    if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
+        _output(module, example)
 
 
 @torch.no_grad()
@@ -77,32 +91,48 @@ def take_over(module: nn.Module, weights: Mapping[str, Tensor]) -> Match:
 def fit_head(module: nn.Module, example: Tensor, num_classes: int) -> bool:
     """Gives a model whose factory does not take `num_classes` a last layer of its own, if it has other outputs.
 
-    Only the last linear layer, or a convolution in its place, that has as many outputs as the model is replaced.
+    That is the linear layer, or the convolution in its place, after whose replacement the outputs fit.
     """
+    outputs = _output(module, example)
+    if outputs is None or outputs == num_classes:  # what is wrong with a model is found, and said, when it is checked
+        return False
+    for name, layer in reversed(_layers(module)):
+        parent, _, last = name.rpartition(".")
+        new = _narrowed(layer, outputs, num_classes)
+        if new is None or not last:
+            continue
+        setattr(module.get_submodule(parent), last, new)
+        if _output(module, example) == num_classes:
+            log.info("'%s' of %s has %d outputs now, not %d", name, type(module).__name__, num_classes, outputs)
+            return True
+        setattr(module.get_submodule(parent), last, layer)
+    return False
+
+
+def _output(module: nn.Module, example: Tensor) -> int | None:
+    """How many numbers a model says of an input; None if it fails, or says something else."""
     was_training = module.training
     try:
         with torch.no_grad():
             output = module.eval()(example)
-    except Exception:  # whatever is wrong with it is found, and said, when the model is checked
-        return False
+    except Exception:  # any model of a user's may fail in any way
+        return None
     finally:
         module.train(was_training)
-    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] == num_classes:
-        return False
-    outputs = output.shape[1]
-    for name, layer in reversed(list(module.named_modules())):
-        if isinstance(layer, nn.Linear) and layer.out_features == outputs:
-            new: nn.Module = nn.Linear(layer.in_features, num_classes, layer.bias is not None)
-        elif isinstance(layer, nn.Conv2d) and layer.out_channels == outputs and layer.kernel_size == (1, 1):
-            new = nn.Conv2d(layer.in_channels, num_classes, 1, bias=layer.bias is not None)
-        else:
-            continue
-        parent, _, last = name.rpartition(".")
-        if not last:  # the model is nothing but this layer
-            return False
-        setattr(module.get_submodule(parent), last, new)
-        return True
-    return False
+    return output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None
+
+
+def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+
+
+def _narrowed(layer: nn.Module, outputs: int, wanted: int) -> nn.Module | None:
+    """A new layer with other outputs, if this one may be the one that makes a model's."""
+    if isinstance(layer, nn.Linear) and layer.out_features == outputs:
+        return nn.Linear(layer.in_features, wanted, layer.bias is not None)
+    if isinstance(layer, nn.Conv2d) and layer.out_channels == outputs and layer.kernel_size == (1, 1):
+        return nn.Conv2d(layer.in_channels, wanted, 1, bias=layer.bias is not None)
+    return None
 
 
 def _is_file(source: str) -> bool:

@@ -54,7 +54,7 @@ class Classifier(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits `(n, classes)` of preprocessed inputs `(n, …)`, or of images as bytes."""
-        if inputs.dtype == torch.uint8:
+        if inputs.dtype == torch.uint8 and len(self.input_shape) == 3 and self.about["floating"]:
             inputs = Pixels.of(self.preprocessing)(inputs, next(self.parameters()).dtype)
         logits: Tensor = self.module(inputs)
         return logits

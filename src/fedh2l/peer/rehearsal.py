@@ -115,14 +115,17 @@ class Rehearsal:
         with ExitStack() as stack:
             processes = {name: self.start(name) for name in self.names}
             stack.callback(_end, list(processes.values()))
-            while any(process.poll() is None for process in processes.values()):
-                if stop():
-                    raise RunError("the rehearsal was stopped")
-                failed = [name for name, process in processes.items() if process.poll() not in (None, 0)]
+            running = True
+            while running:
+                ended = {name: process.poll() for name, process in processes.items()}
+                failed = [name for name, code in ended.items() if code not in (None, 0)]
                 if failed:
                     said = (self.folder / failed[0] / LOG).read_text(errors="replace").strip()
                     raise RunError(f"peer '{failed[0]}' failed:\n{said[-2000:]}")
-                time.sleep(POLL)
+                running = None in ended.values()
+                if running and stop():
+                    raise RunError("the rehearsal was stopped")
+                time.sleep(POLL if running else 0)
         return self.result(time.monotonic() - began)
 
     def result(self, seconds: float) -> Result:
