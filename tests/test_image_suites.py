@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedh2l.bench.cells import takes_part
+from fedh2l.bench.image_suites import image_suite
 from fedh2l.bench.suite import Row, TableSpec
-from fedh2l.bench.suites import SUITES, of_models
+from fedh2l.bench.suites import SUITES
 from fedh2l.data.image_cache import CACHE
 from fedh2l.data.image_folder import ImageFolder, OfficeCaltech10, OfficeHome
 from fedh2l.data.pacs import PACS
@@ -103,20 +104,31 @@ OWN = '[[nodes]]\nname = "{name}"\nmodel = "timm:create_model"\nmodel_args = {{m
 def test_files_that_are_no_models(tmp_path, text, message):
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(ConfigError) as refused:
-        of_models("office-caltech10", str(tmp_path / "own.toml"))
+        image_suite("office-caltech10", str(tmp_path / "own.toml"))
     assert message in str(refused.value)
+
+
+def test_batch_norm_has_a_suite_of_its_own(cli, tmp_path):
+    nodes = "\n".join(f'[[nodes]]\nname = "{name}"\nmodel = "test_passes:net"\n' for name in PACS.DOMAINS)
+    (tmp_path / "own.toml").write_text(nodes)
+    options = ["--models", "own.toml", "--rounds", 3, "--seeds", 1, "--device", "cpu", "--methods", "fedh2l"]
+    done = cli("bench", "batch-norm", *options, *toy(tmp_path, "pacs"), timeout=300)
+    assert done.returncode == 0, done.stderr
+    [table] = json.loads((tmp_path / "bench" / "batch-norm.json").read_text())["tables"]
+    assert [line["row"] for line in table["rows"]] == ["FedH2L, frozen", "FedH2L, joint", "FedH2L, per domain"]
+    assert len({json.dumps(line["average"]) for line in table["rows"]}) > 1
 
 
 def test_a_word_that_is_no_models():
     with pytest.raises(ConfigError, match="Did you mean 'heterogeneous'"):
-        of_models("pacs", "heterogenous")
+        image_suite("pacs", "heterogenous")
 
 
 def test_one_factory_with_other_arguments_is_another_model(tmp_path):
     def table(*models: str) -> TableSpec:
         nodes = zip(OfficeCaltech10.DOMAINS, models, strict=True)
         (tmp_path / "own.toml").write_text("".join(OWN.format(name=name, model=model) for name, model in nodes))
-        return of_models("office-caltech10", str(tmp_path / "own.toml")).tables[0]
+        return image_suite("office-caltech10", str(tmp_path / "own.toml")).tables[0]
 
     fedavg = Row.of("FedAvg", "fedavg")
     assert takes_part(fedavg, table(*["resnet18"] * 4))
@@ -125,9 +137,9 @@ def test_one_factory_with_other_arguments_is_another_model(tmp_path):
 
 def test_the_papers_figures_stand_beside_its_protocol_alone():
     for changes, shown in (((), False), (("data.protocol=clean",), False), (('data.protocol="paper"',), True)):
-        rows = of_models("pacs", "heterogeneous", changes).tables[0].rows
+        rows = image_suite("pacs", "heterogeneous", changes).tables[0].rows
         assert any(row.paper for row in rows) is shown
-    assert not any(row.paper for row in of_models("pacs", "homogeneous", ["data.protocol=paper"]).tables[0].rows)
+    assert not any(row.paper for row in image_suite("pacs", "homogeneous", ["data.protocol=paper"]).tables[0].rows)
 
 
 def test_bad_wishes(cli, tmp_path):

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
+from fedh2l.bench.image_suites import IMAGE_SUITES, image_suite
 from fedh2l.bench.suite import Row, Scores, Suite, TableSpec, scores
-from fedh2l.config import NodeSettings, parse_value, read_toml
-from fedh2l.data.pacs import PACS
-from fedh2l.errors import ConfigError, did_you_mean
-from fedh2l.presets import ARCHITECTURES, KINDS, TRAINING, Changes, Models, models_of
-from fedh2l.toml import toml_value
 
 ALPHAS = {
     "5 %": ("data.alpha=0.05", scores(86.79, 92.83, 85.11), scores(85.13, 92.33, 82.73), scores(85.09, 89.11, 82.95)),
@@ -125,78 +118,10 @@ def _comparison() -> Suite:
     return Suite("comparison", "every method, what it is, and what it sends", tables, capabilities=True)
 
 
-IMAGES = {
-    "pacs": {
-        "FedH2L": scores(77.33, 94.94, 70.66),
-        "AGG": scores(77.00, 94.20, 70.14),
-        "FedMD": scores(74.11, 92.55, 67.08),
-        "IND": scores(60.53, 94.25, 48.83),
-    },
-    "office-home": {
-        "FedH2L": scores(64.92, 71.58, 61.85),
-        "AGG": scores(59.24, 68.08, 55.39),
-        "FedMD": scores(56.97, 67.03, 52.95),
-        "IND": scores(47.59, 69.59, 39.73),
-    },
-    "office-caltech10": {},
-}
-"""By dataset, what the paper prints with a different model on each node."""
-
-
-def images(dataset: str, title: str, models: Changes, comparable: bool = True) -> Suite:
-    """The paper's table on a dataset of images, with these models; its figures only where they can be compared."""
-    paper = IMAGES[dataset] if comparable and models == models_of(dataset, "heterogeneous") else {}
-    methods = {
-        "FedH2L": "fedh2l",
-        "AGG": "aggregation",
-        "FedMD": "fedmd",
-        "IND": "independent",
-        "FedAvg": "fedavg",
-        "FedProx": "fedprox",
-    }
-    rows = [Row.of(label, method, paper=paper.get(label)) for label, method in methods.items()]
-    table = TableSpec(title, rows, (f"data.name={dataset}", *models), TRAINING)
-    return Suite(dataset, f"images of {dataset}; data.root says where they are", [table], images=dataset)
-
-
-def of_models(dataset: str, models: str = "heterogeneous", changes: Sequence[str] = ()) -> Suite:
-    """The suite of a dataset of images, with models by one word or by a TOML file that has them under [[nodes]].
-
-    `changes` are what a user wants otherwise: the paper's figures on PACS are of its own protocol.
-    """
-    said = [parse_value(change.partition("=")[2]) for change in changes if change.startswith("data.protocol=")]
-    comparable = dataset != PACS.name or said[-1:] == ["paper"]
-    if models in KINDS:
-        kind: Models = "heterogeneous" if models == "heterogeneous" else "homogeneous"
-        return images(dataset, f"{dataset}, {kind} models", models_of(dataset, kind), comparable)
-    path = Path(models)
-    if not path.suffix:
-        raise ConfigError(
-            f"--models {models}: it is {' or '.join(KINDS)}, or a TOML file.{did_you_mean(models, KINDS)}"
-        )
-    return images(dataset, f"{dataset}, models of {path.name}", _models_in(path, dataset))
-
-
-def _models_in(path: Path, dataset: str) -> Changes:
-    raw = read_toml(path)
-    other = [section for section in raw if section != "nodes"]
-    if other:
-        raise ConfigError(f"--models {path}: it has [{other[0]}], and only [[nodes]] count here; use --set")
-    nodes = [NodeSettings.read(node, f"{path}, nodes.{place}") for place, node in enumerate(raw.get("nodes", []))]
-    names, known = [node.name for node in nodes], list(ARCHITECTURES[dataset])
-    if sorted(names) != sorted(known):
-        raise ConfigError(f"--models {path}: it should have a model for each of {', '.join(known)}, under [[nodes]]")
-    return tuple(
-        f"nodes.{node.name}.{key}={toml_value(value)}"
-        for node in nodes
-        for key, value in node.model_dump(exclude={"name"}, exclude_none=True).items()
-    )
-
-
 SUITES = {
     suite.name: suite
     for suite in (
         *(_rotated_mnist(), _ablation(), _interval(), _heterogeneous(), _comparison()),
-        *(of_models(dataset) for dataset in IMAGES),
+        *(image_suite(name) for name in IMAGE_SUITES),
     )
 }

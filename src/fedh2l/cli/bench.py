@@ -12,10 +12,11 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedh2l.bench.cells import Cell, all_cells, units
+from fedh2l.bench.image_suites import image_suite
 from fedh2l.bench.output import Report
 from fedh2l.bench.runner import Outcome, Processes, Runner, Workers
 from fedh2l.bench.suite import Suite
-from fedh2l.bench.suites import SUITES, of_models
+from fedh2l.bench.suites import SUITES
 from fedh2l.bench.tables import tables_of
 from fedh2l.cli.console import err, notice
 from fedh2l.cli.run import SetOption
@@ -108,9 +109,8 @@ class Crowd(NamedTuple):
 def _suite(name: str, models: str | None, changes: Sequence[str]) -> Suite:
     if name not in SUITES:
         raise ConfigError(f"unknown suite '{name}'.{did_you_mean(name, SUITES)} There are: {', '.join(SUITES)}")
-    dataset = SUITES[name].images
-    if dataset is not None:
-        return of_models(dataset, models or "heterogeneous", changes)
+    if SUITES[name].images:
+        return image_suite(name, models, changes)
     if models is not None:
         raise ConfigError(f"--models {models}: the models of '{name}' are fixed; this is for benchmarks on images")
     return SUITES[name]

@@ -1,0 +1,28 @@
+"""A small residual network with batch norm, for trials on a CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, channels: int, wider: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(channels, wider, 3, stride, 1, bias=False), nn.BatchNorm2d(wider))
+        self.second = nn.Sequential(nn.Conv2d(wider, wider, 3, 1, 1, bias=False), nn.BatchNorm2d(wider))
+        self.shortcut = nn.Sequential(nn.Conv2d(channels, wider, 1, stride, bias=False), nn.BatchNorm2d(wider))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
+
+
+def resnet(num_classes: int, width: int = 12) -> nn.Module:
+    """Three blocks, each half as large as the one before and twice as wide."""
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+        Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, num_classes),
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""The benchmarks on images: the paper's tables, and what batch norm does in a mutual step; models can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedh2l.bench.suite import Row, Scores, Suite, TableSpec, scores
+from fedh2l.config import NodeSettings, parse_value, read_toml
+from fedh2l.errors import ConfigError, did_you_mean
+from fedh2l.plugins import search
+from fedh2l.presets import ARCHITECTURES, KINDS, TRAINING, Changes, Models, models_of
+from fedh2l.toml import toml_value
+
+IMAGE_SUITES = {
+    "pacs": "pacs",
+    "office-home": "office-home",
+    "office-caltech10": "office-caltech10",
+    "batch-norm": "pacs",
+}
+"""The dataset that each is about."""
+
+PAPER: Mapping[str, Mapping[str, Scores]] = {
+    "pacs": {
+        "FedH2L": scores(77.33, 94.94, 70.66),
+        "AGG": scores(77.00, 94.20, 70.14),
+        "FedMD": scores(74.11, 92.55, 67.08),
+        "IND": scores(60.53, 94.25, 48.83),
+    },
+    "office-home": {
+        "FedH2L": scores(64.92, 71.58, 61.85),
+        "AGG": scores(59.24, 68.08, 55.39),
+        "FedMD": scores(56.97, 67.03, 52.95),
+        "IND": scores(47.59, 69.59, 39.73),
+    },
+}
+"""What the paper prints with a different model on each node; on PACS, by its own protocol."""
+
+
+def image_suite(name: str, models: str | None = None, changes: Sequence[str] = ()) -> Suite:
+    """A benchmark on images, with models by one word or by a TOML file that has them under [[nodes]].
+
+    `changes` are what a user wants otherwise: the paper's figures on PACS stand beside its protocol alone.
+    """
+    dataset, batch_norm = IMAGE_SUITES[name], name == "batch-norm"
+    models = models or ("homogeneous" if batch_norm else "heterogeneous")
+    if models in KINDS:
+        kind: Models = "heterogeneous" if models == "heterogeneous" else "homogeneous"
+        own, called = models_of(dataset, kind), f"{kind} models"
+    else:
+        own, called = _models_in(Path(models), dataset), f"models of {Path(models).name}"
+    protocol = [parse_value(change.partition("=")[2]) for change in changes if change.startswith("data.protocol=")]
+    comparable = models == "heterogeneous" and (dataset != "pacs" or protocol[-1:] == ["paper"])
+    rows = _batch_norm() if batch_norm else _methods(PAPER.get(dataset, {}) if comparable else {})
+    table = TableSpec(f"{dataset}, {called}", rows, (f"data.name={dataset}", *own), TRAINING)
+    summary = "what batch norm does in a mutual step" if batch_norm else "the paper's table"
+    return Suite(name, f"{summary}, on images of {dataset}; data.root says where they are", [table], images=dataset)
+
+
+def _methods(paper: Mapping[str, Scores]) -> list[Row]:
+    methods = {
+        "FedH2L": "fedh2l",
+        "AGG": "aggregation",
+        "FedMD": "fedmd",
+        "IND": "independent",
+        "FedAvg": "fedavg",
+        "FedProx": "fedprox",
+    }
+    return [Row.of(label, method, paper=paper.get(label)) for label, method in methods.items()]
+
+
+def _batch_norm() -> list[Row]:
+    return [
+        Row.of("FedH2L, frozen", "fedh2l", "method.batch_norm=frozen"),
+        Row.of("FedH2L, joint", "fedh2l", "method.batch_norm=joint"),
+        Row.of("FedH2L, per domain", "fedh2l", "method.batch_norm=per-domain"),
+        Row.of("AGG", "aggregation"),
+        Row.of("IND", "independent"),
+    ]
+
+
+def _models_in(path: Path, dataset: str) -> Changes:
+    """The models of a file, which may be functions of a module beside it."""
+    if not path.suffix:
+        known = " or ".join(KINDS)
+        raise ConfigError(f"--models {path}: it is {known}, or a TOML file.{did_you_mean(str(path), KINDS)}")
+    raw = read_toml(path)
+    search(str(path.absolute().parent))
+    other = [section for section in raw if section != "nodes"]
+    if other:
+        raise ConfigError(f"--models {path}: it has [{other[0]}], and only [[nodes]] count here; use --set")
+    nodes = [NodeSettings.read(node, f"{path}, nodes.{place}") for place, node in enumerate(raw.get("nodes", []))]
+    names, known_nodes = [node.name for node in nodes], list(ARCHITECTURES[dataset])
+    if sorted(names) != sorted(known_nodes):
+        wanted = ", ".join(known_nodes)
+        raise ConfigError(f"--models {path}: it should have a model for each of {wanted}, under [[nodes]]")
+    return tuple(
+        f"nodes.{node.name}.{key}={toml_value(value)}"
+        for node in nodes
+        for key, value in node.model_dump(exclude={"name"}, exclude_none=True).items()
+    )
