@@ -277,7 +277,7 @@ def test_a_mirror_image():
 
 def test_crops_are_within_the_image_and_of_the_size_asked_for():
     """On a ramp, the brightest and the darkest pixel of a view say which part of the image it is."""
-    ramp = torch.arange(200, dtype=torch.uint8).view(1, 1, 1, 200).expand(400, 3, 200, 200)
+    ramp = torch.arange(200, dtype=torch.uint8).view(1, 1, 1, 200).expand(200, 1, 200, 200)
     crops = Augmentation(Pixels(scale=1.0), crop=0.5, flip=0.0, jitter=0.0)
     across = crops.views(ramp, torch.float64, "local-views", "s", "a", 0)
     down = crops.views(ramp.transpose(2, 3), torch.float64, "local-views", "s", "a", 0)

@@ -48,7 +48,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="heterogeneous|homogeneous|FILE",
-            help="Of benchmarks on images: the paper's models, ResNet18 everywhere, or [[nodes]] of a TOML file.",
+            help="Of benchmarks on images: the paper's models, ResNet18 everywhere, or the nodes of a TOML file.",
         ),
     ] = None,
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep the models of each run.")] = False,

@@ -34,7 +34,7 @@ def list_known() -> None:
         typer.echo(f"{title}:")
         for name, thing in known.items():
             summary = (inspect.getdoc(thing) or "").splitlines()[0]
-            typer.echo(f"  {name:<14} {summary}")
+            typer.echo(f"  {name:<16} {summary}")
     typer.echo("presets:")
     for name, settings in PRESETS.items():
         own = dict.fromkeys(change.rpartition(":")[2] for change in settings if change.startswith("nodes."))
