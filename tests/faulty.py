@@ -72,11 +72,12 @@ def _after_half() -> None:
 def _writing_a_checkpoint() -> None:
     write = checkpoints.write_atomically
 
-    def writing(path, data: bytes) -> None:
+    def writing(path, *parts: bytes) -> None:
         if path.suffix == ".ckpt" and int(path.stem.removeprefix("round-")) >= AT:
+            data = b"".join(parts)
             path.with_name(f".{path.name}.partial").write_bytes(data[: len(data) // 2])
             _die()
-        write(path, data)
+        write(path, *parts)
 
     checkpoints.write_atomically = writing
 
