@@ -165,11 +165,11 @@ def test_all_end_well(town, undisturbed, fault):
 def test_a_slow_peer_that_was_away_is_waited_for_again(town):
     """It is slower than the others, who did not wait for it; they do once it is heard, if too late."""
     made = town(*SETTINGS, deadline=2.0, linger=30.0)
-    made.start(*NAMES, **{SLOW: "0.005"})
+    made.start(*NAMES, **{SLOW: "0.02"})
     made.until(lambda: made.round("M20") >= 60)
     made.kill("M20")
     made.until(lambda: "'M20' did not answer" in made.log("M0"))
-    made.start("M20", **{SLOW: "0.03"})
+    made.start("M20", **{SLOW: "0.05"})
     results = made.finish(180)
     assert BACK in made.log("M0")
     assert made.log("M20").count("goes on from there") <= 10
