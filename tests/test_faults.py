@@ -94,8 +94,8 @@ def cut(*groups: tuple[tuple[str, ...], tuple[str, ...]]) -> Callable[[Town], No
         on_the_way(town)
         severed = [links[dialler, dialled] for here, there in groups for dialler in here for dialled in there]
         town.relay.cut(*severed)
-        town.until(lambda: all("did not answer in round" in town.log(there[0]) for _, there in groups))
-        time.sleep(1)
+        missed = [(dialler, dialled) for here, there in groups for dialler in here for dialled in there]
+        town.until(lambda: all(f"'{silent}' did not answer in round" in town.log(name) for silent, name in missed))
         town.relay.heal(*severed)
 
     return play
