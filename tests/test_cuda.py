@@ -5,17 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.func import vmap
 
-from fedh2l.engines.cuda.layers import can_convolve
-from fedh2l.engines.cuda.optimizers import can_step, step
+from fedh2l.augmentation import Augmentation
+from fedh2l.cuda.layers import can_convolve
+from fedh2l.cuda.optimizers import can_step, step
+from fedh2l.cuda.projection import can_project
+from fedh2l.domain import Samples
 from fedh2l.engines.stacked_layers import STACKED
+from fedh2l.federation import Federation
+from fedh2l.methods.registry import find_method
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.overrides import Instead
+from fedh2l.pixels import Pixels
+from fedh2l.projection import pcgrad, project, unprojected
 from fedh2l.rundir import RunDirectory
+from fedh2l.settings import RunSettings
 from fedh2l.trainer import Trainer
 from test_batched import BRANCHING, VARIANTS
 from test_engine import NOISY
+from test_passes import IMAGENET, net, nodes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]
@@ -124,10 +134,11 @@ def test_stacked_pooling(size, k):
     assert torch.equal(torch.autograd.grad(ours, x, above)[0], torch.autograd.grad(theirs, x, above)[0])
 
 
+@pytest.mark.parametrize("shape", [(3, 1000), (1 << 21,)])
 @pytest.mark.parametrize("name", ["adam", "amsgrad"])
-def test_a_step_of_many_networks(name):
+def test_a_step(name, shape):
     settings = OptimizerSettings(name=name, lr=0.01)
-    ours = torch.randn(3, 1000, dtype=torch.float64, device="cuda")
+    ours = torch.randn(shape, dtype=torch.float64, device="cuda")
     theirs = ours.clone()
     states = [settings.initial_state(ours) for _ in range(2)]
     assert can_step(settings, ours)
@@ -138,3 +149,60 @@ def test_a_step_of_many_networks(name):
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for key, value in states[0].items():
         torch.testing.assert_close(value, states[1][key], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(7,), (3, 1000), (1 << 21,)])
+@pytest.mark.parametrize("scale", [1.0, 1e-25])
+@pytest.mark.parametrize("rule", [project, pcgrad, unprojected])
+def test_projection(rule, scale, shape, dtype):
+    g_pub, g_loc = (scale * torch.randn(shape, dtype=dtype) for _ in range(2))
+    g_pub -= g_loc  # they are in conflict
+    assert can_project(g_pub.cuda(), g_loc.cuda())
+    ours, theirs = rule(g_pub.cuda(), g_loc.cuda()), rule(g_pub, g_loc)
+    far = 1e-6 if dtype is torch.float32 else 1e-14
+    torch.testing.assert_close(ours.gradient.cpu(), theirs.gradient, rtol=far, atol=far * scale)
+    torch.testing.assert_close(ours.cosine.cpu(), theirs.cosine, rtol=0, atol=1e-12)
+    assert torch.equal(ours.conflict.cpu(), theirs.conflict)
+    assert ours.gradient.shape == shape
+    assert ours.cosine.shape == shape[:-1]
+
+
+def seen_as_one(num_classes: int = 3) -> nn.Module:
+    """A model that wants to see what a layer returns as rows, which it cannot where channels come last."""
+
+    class Rows(nn.Module):
+        def forward(self, x):
+            return x.view(len(x), -1)
+
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(3), Rows(), nn.Linear(16, num_classes))
+
+
+@pytest.mark.parametrize(("model", "turned"), [(net, True), (seen_as_one, False)])
+@pytest.mark.parametrize("views", [None, Augmentation(Pixels.of(IMAGENET), public=True)])
+def test_images_agree_with_the_cpu(model, turned, views):
+    found = {}
+    for device in ("cpu", "cuda"):
+        trainer = Trainer(
+            Federation(
+                nodes(views, model),
+                find_method("fedh2l")(),
+                RunSettings(rounds=20, batch_size=8, dtype="float64", device=device, engine="local", selection="last"),
+                OptimizerSettings(),
+            )
+        )
+        trainer.run()
+        found[device] = [learner.parameters.cpu() for learner in trainer.engine.learners]
+        assert {learner._channels_last for learner in trainer.engine.learners} == {turned and device == "cuda"}
+    for cpu, cuda in zip(found["cpu"], found["cuda"], strict=True):
+        torch.testing.assert_close(cuda, cpu, rtol=0, atol=1e-6)
+
+
+def test_indices_reach_the_device_without_waiting():
+    samples = Samples(torch.arange(50.0).cuda(), torch.arange(50).cuda())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        taken = samples.take([3, 1, 4])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert taken.labels.tolist() == [3, 1, 4]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedh2l.cpu_layers import ON_CPU, HalvingPool
-from fedh2l.engines.cuda.layers import Shape, plan, plan_weights
+from fedh2l.cuda.layers import Shape, plan, plan_weights
 from fedh2l.models.lenet import LeNet
 from fedh2l.network import Network
 from fedh2l.optimizers import OptimizerSettings

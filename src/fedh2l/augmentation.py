@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedh2l.pixels import Pixels
 from fedh2l.sampling import Purpose, random_words
+from fedh2l.upload import uploaded
 
 RATIO = (3 / 4, 4 / 3)
 """Width by height of what is cut out."""
@@ -45,11 +46,11 @@ class Augmentation:
         words = random_words(8 * rows, purpose, seed, node, round)
         drawn = torch.from_numpy(words / 2.0**64).view(rows, 8)
         if self.crop < 1 or self.flip > 0:
-            window = self._window(drawn[:, :5], width / height).to(images.device, dtype)
+            window = uploaded(self._window(drawn[:, :5], width / height).to(dtype), images.device)
             grid = F.affine_grid(window, list(images.shape), align_corners=False)
             images = F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
         if self.jitter:
-            factors = (1 + self.jitter * (2 * drawn[:, 5:] - 1)).to(images.device, dtype)
+            factors = uploaded((1 + self.jitter * (2 * drawn[:, 5:] - 1)).to(dtype), images.device)
             images = jittered(images, factors)
         return self.pixels.normalised(images)
 

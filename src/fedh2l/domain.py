@@ -16,6 +16,7 @@ from fedh2l.augmentation import Augmentation
 from fedh2l.data.splits import DEFAULT_SHARES, Shares, stratified_split
 from fedh2l.errors import DataError
 from fedh2l.pixels import Pixels, ready
+from fedh2l.upload import uploaded
 
 SPLITS = ("private", "public", "validation", "test")
 
@@ -39,7 +40,7 @@ class Samples:
 
     def take(self, indices: Tensor | Sequence[int]) -> Samples:
         """The samples at these positions."""
-        where = torch.as_tensor(indices, dtype=torch.long, device=self.labels.device)
+        where = uploaded(torch.as_tensor(indices, dtype=torch.long), self.labels.device)
         if self.labels.dim() == 2:  # stacked nodes, each with indices of its own or all with the same
             each = torch.arange(len(self.labels), device=where.device).unsqueeze(-1)
             return Samples(self.inputs[each, where], self.labels[each, where])

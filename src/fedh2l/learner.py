@@ -22,6 +22,7 @@ from fedh2l.optimizers import OptimizerSettings
 from fedh2l.sampling import PrivatePurpose, draw_indices, shuffled, torch_seed
 from fedh2l.seedset import SeedSet
 from fedh2l.settings import AS_USUAL, Compute
+from fedh2l.upload import uploaded
 
 LocalData = Literal["private", "private+own-public", "private+all-public"]
 Pool = LocalData | Literal["all-public"]
@@ -86,12 +87,12 @@ class Learner(Network):
     def draw(self, purpose: PrivatePurpose, round: int, population: int, count: int) -> Tensor:
         """`count` of `population` indices, drawn by this node's secret; all, in order, if there are no more."""
         drawn = draw_indices(population, count, purpose, self._secret, self.name, round)
-        return torch.tensor(drawn, device=self.parameters.device)
+        return uploaded(torch.tensor(drawn), self.parameters.device)
 
     def order(self, purpose: PrivatePurpose, round: int, count: int) -> Tensor:
         """All `count` indices in a random order, drawn by this node's secret."""
         drawn = shuffled(range(count), purpose, self._secret, self.name, round)
-        return torch.tensor(drawn, device=self.parameters.device)
+        return uploaded(torch.tensor(drawn), self.parameters.device)
 
     def pool(self, kind: Pool) -> Samples:
         """What this node trains on locally: private data, then public data in roster order."""

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from fedh2l.cpu_layers import ON_CPU
+from fedh2l.cuda.optimizers import can_step, step
 from fedh2l.optimizers import OptimizerSettings, State
 from fedh2l.overrides import Instead
 from fedh2l.parameters import FlatParameters
@@ -48,6 +49,8 @@ class Network:
         self._norms = norms_of(module)
         compiled = any(hasattr(m, "_orig_mod") for m in self._modules)
         self._quicker = self.parameters.device.type == "cpu" and not compiled
+        self._channels_last = None if pixels is not None and self.parameters.is_cuda else False
+        """Whether images are laid out as convolutions of a GPU want them; None: not known yet."""
 
     @property
     def parameters(self) -> Tensor:
@@ -127,6 +130,10 @@ class Network:
     def _said(self, inputs: Tensor, how: Mapping[str, Any]) -> Tensor:
         if self.pixels is not None:
             inputs = self.pixels(inputs, self.parameters.dtype)
+        if self._channels_last is None:
+            self._channels_last = self._takes_channels_last(inputs, how)
+        if self._channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         if self.compute.bf16:
             with torch.autocast(inputs.device.type, torch.bfloat16):
                 mixed: Tensor = self.module(inputs, **how)
@@ -134,6 +141,20 @@ class Network:
         with Instead(ON_CPU) if self._quicker else nullcontext():
             output: Tensor = self.module(inputs, **how)
         return output
+
+    @torch.no_grad()
+    def _takes_channels_last(self, inputs: Tensor, how: Mapping[str, Any]) -> bool:
+        """Whether the model works on images laid out so: one that takes a `view` of what a layer returns does not."""
+        modes = [layer.training for layer in self._modules]
+        self._set_mode(training=False)
+        try:
+            self.module(inputs[:2].contiguous(memory_format=torch.channels_last), **how)
+        except RuntimeError:
+            return False
+        finally:
+            for layer, training in zip(self._modules, modes, strict=True):
+                layer.training = training
+        return True
 
     def gradient(self, loss: Tensor) -> Tensor:
         """The gradient of a loss with respect to `parameters`, `(parameters,)`."""
@@ -148,7 +169,10 @@ class Network:
         self._update(gradient, self.optimizer_states[key], self.optimizer.rate(phase))
 
     def _update(self, gradient: Tensor, state: State, rate: float) -> None:
-        self.optimizer.step(self.parameters, gradient, state, rate)
+        if can_step(self.optimizer, self.parameters):
+            step(self.optimizer, self.parameters, gradient, state, rate)
+        else:
+            self.optimizer.step(self.parameters, gradient, state, rate)
 
     def shared(self) -> Tensor:
         """What parameter averaging exchanges, as a new vector: trained parameters, then floating-point buffers."""

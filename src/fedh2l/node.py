@@ -16,6 +16,9 @@ from fedh2l.models.pretrained import fit_head, settle, start_from
 from fedh2l.pixels import ready
 from fedh2l.sampling import torch_seed
 
+FEW = 4
+"""Inputs that a new model is tried on, on the CPU: a batch of large images takes seconds there."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -60,9 +63,9 @@ class Node:
         return self.domain.private.inputs.is_floating_point() or self.domain.pixels is not None
 
     def build(self, secret: str, batch_size: int) -> nn.Module:
-        """The module, checked on a batch; its initial weights come from the node's secret."""
+        """The module, checked on a few inputs; its initial weights come from the node's secret."""
         where = f"node '{self.name}': model '{self.model_name}'"
-        example = self.domain.public.take(range(min(batch_size, len(self.domain.public))))
+        example = self.domain.public.take(range(min(batch_size, len(self.domain.public), FEW)))
         inputs = ready(example.inputs, self.domain.pixels, torch.float32)
         with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever the run's device
             torch.default_generator.manual_seed(torch_seed("initial-weights", secret, self.name))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedh2l.cuda.projection import can_project, inner_products, moved
 from fedh2l.parameters import blocks
 
 
@@ -37,8 +38,9 @@ def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """g̃ of eq. (8): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
     relation = _Relation.of(g_pub, g_loc)
     v = relation.v(relation.local)
-    moved = [pub + (v * loc.double()).to(pub.dtype) for pub, loc in blocks(g_pub, g_loc)]
-    return relation.projection(_whole(moved))
+    if can_project(g_pub, g_loc):
+        return relation.projection(moved(g_pub, g_loc, v))
+    return relation.projection(_whole([p + (v * loc.double()).to(p.dtype) for p, loc in blocks(g_pub, g_loc)]))
 
 
 def pcgrad(g_pub: Tensor, g_loc: Tensor) -> Projection:
@@ -68,6 +70,8 @@ class _Relation(NamedTuple):
 
     @staticmethod
     def of(g_pub: Tensor, g_loc: Tensor) -> _Relation:
+        if can_project(g_pub, g_loc):
+            return _Relation(*inner_products(g_pub, g_loc))
         sums: list[Tensor] = []
         for pub, loc in blocks(g_pub, g_loc):
             pub, loc = pub.double(), loc.double()

@@ -13,6 +13,7 @@ from fedh2l.network import Network, flattened, grouped
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.roster import Roster
 from fedh2l.sampling import shuffled, torch_seed
+from fedh2l.upload import uploaded
 
 
 class Server:
@@ -33,7 +34,7 @@ class Server:
     def order(self, address: str, round: int, count: int) -> Tensor:
         """All `count` indices in the random order that belongs to an address at a round."""
         drawn = shuffled(range(count), "server-batch", self.roster.seed, address, round)
-        return torch.tensor(drawn, device=self.device)
+        return uploaded(torch.tensor(drawn), self.device)
 
     def seed_torch(self, round: int) -> None:
         """Addresses what the server's networks draw from torch's own generator."""

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedh2l.engines.cuda.optimizers import can_step, step
 from fedh2l.engines.stacked_layers import STACKED
 from fedh2l.errors import ConfigError, MethodError
 from fedh2l.network import Network
-from fedh2l.optimizers import State
 from fedh2l.overrides import Instead
 from fedh2l.pixels import ready
 
@@ -187,12 +185,6 @@ class StackedNetwork(Network):
             )
         parts = torch.autograd.grad(loss.sum(), self._leaves, materialize_grads=True)
         return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
-
-    def _update(self, gradient: Tensor, state: State, rate: float) -> None:
-        if can_step(self.optimizer, self.vector):
-            step(self.optimizer, self.vector, gradient, state, rate)
-        else:
-            super()._update(gradient, state, rate)
 
     def shared(self) -> Tensor:
         """What parameter averaging exchanges, one row a member."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedh2l.engines.cuda.layers import OneConvolution, OnePooling, can_convolve, can_pool
+from fedh2l.cuda.layers import OneConvolution, OnePooling, can_convolve, can_pool
 from fedh2l.overrides import Table
 
 LARGEST = 65_536

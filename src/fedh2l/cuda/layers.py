@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedh2l.engines.cuda.compiler import TYPES, Kernel, available, kernel
+from fedh2l.cuda.compiler import TYPES, Kernel, available, kernel
 
 POOL_THREADS = 256
 ACCUMULATORS = 80

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from math import ceil
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ STATIC = 48 * 1024
 """Bytes of shared memory that a block has without asking."""
 C_TYPES = {int: ctypes.c_longlong, float: ctypes.c_double}
 TYPES = {torch.float32: "float", torch.float64: "double"}
+THREADS = 256
+"""Of a block, in kernels that go through vectors."""
+BLOCKS = 2048
+"""That go through one vector at most: they keep a GPU busy, and each goes on where the last one of them ended."""
 
 
 class Kernel:
@@ -66,6 +71,12 @@ def checked(answer: tuple[Any, ...]) -> Any:
     return rest[0] if rest else None
 
 
+def rows_of(vectors: Tensor) -> tuple[int, int, int]:
+    """Of vectors `(…, size)`: how many blocks go through each, how many vectors there are, and how long they are."""
+    size = vectors.shape[-1]
+    return max(1, min(BLOCKS, ceil(size / THREADS))), vectors.numel() // max(size, 1), size
+
+
 @cache
 def available() -> bool:
     """Whether kernels can be compiled here; one is, to see."""
@@ -86,7 +97,7 @@ def kernel(file: str, name: str, dtype: torch.dtype, constants: Mapping[str, int
     if key not in _kernels:
         defined = [f"#define {word[1:]}" for word in constants if word.startswith("#")]
         numbers = ", ".join(f"{word} = {value}" for word, value in constants.items() if not word.startswith("#"))
-        source = (files("fedh2l.engines.cuda") / file).read_text()
+        source = (files("fedh2l.cuda") / file).read_text()
         head = [*defined, f"typedef {TYPES[dtype]} REAL;", f"constexpr int {numbers};" if numbers else ""]
         _kernels[key] = Kernel(_compiled("\n".join([*head, source]), file), name, shared)
     return _kernels[key]

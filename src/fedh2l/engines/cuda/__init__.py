@@ -1,1 +1,0 @@
-"""Kernels for a GPU, for what libraries are slow at: small layers of many networks."""
