@@ -92,6 +92,6 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1)
 
 
-def _nonzero(value: Tensor) -> Tensor:
-    """The value, or 1 where it is 0: what it divides is then 0 as well."""
-    return torch.where(value == 0, torch.ones_like(value), value)
+def _nonzero(square: Tensor) -> Tensor:
+    """A square, or a little where it is 0: what it divides is then 0 as well."""
+    return square.clamp_min(torch.finfo(square.dtype).tiny)

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from fedh2l.engines.actor import Leg, Size, dealt, luggage
 from fedh2l.engines.spread import SpreadEngine
-from fedh2l.engines.worker import Worker, checked
+from fedh2l.engines.worker import Sealed, Worker, checked, sealed, unsealed
 from fedh2l.errors import RunError
 from fedh2l.federation import Federation
-from fedh2l.messages import Message
 from fedh2l.settings import available_cores
 from fedh2l.topology import Graph
 
@@ -33,7 +32,7 @@ class Heard(NamedTuple):
     round: int
     senders: Graph
     """Whose messages are for whom; a server's answer stands under the name of its receiver."""
-    messages: Mapping[str, Message]
+    messages: Mapping[str, Sealed]
 
 
 class ProcessEngine(SpreadEngine):
@@ -73,7 +72,7 @@ class ProcessEngine(SpreadEngine):
         self._round_done = reached
         return reached
 
-    def _leg(self, rounds: range, heard: Heard | None) -> tuple[dict[str, Message], dict[str, Size]]:
+    def _leg(self, rounds: range, heard: Heard | None) -> tuple[dict[str, Sealed], dict[str, Size]]:
         """All processes do these rounds; returns what their nodes send, and its sizes."""
         sends = bool(rounds) and self.method.exchanges(rounds[-1])
         requests = []
@@ -81,19 +80,22 @@ class ProcessEngine(SpreadEngine):
             ears = {node.name: heard.senders[node.name] for node in group} if heard else {}
             needed = {sender: heard.messages[sender] for each in ears.values() for sender in each} if heard else {}
             requests.append(("leg", Leg((heard.round, ears) if heard else None, rounds, sends), needed))
-        sent: dict[str, Message] = {}
+        sent: dict[str, Sealed] = {}
         sizes: dict[str, Size] = {}
         for outbox, size in self._told(requests):
             sent |= outbox
             sizes |= size
         return sent, sizes
 
-    def _exchange(self, round: int, sent: Mapping[str, Message], sizes: Mapping[str, Size]) -> Heard:
+    def _exchange(self, round: int, sent: Mapping[str, Sealed], sizes: Mapping[str, Size]) -> Heard:
+        """Between nodes messages are passed on unread; a server reads them."""
         if self.method.decentralised:
             teachers = self.method.teachers(self.roster, round)
             self.ledger.heard(teachers, sizes.__getitem__)
             return Heard(round, teachers, sent)
-        answers = {name: answer for name, (answer,) in self.hub.answers(sent, round).items()}
+        said = self.hub.answers({name: unsealed(message) for name, message in sent.items()}, round)
+        alike = {id(answer): sealed(answer) for (answer,) in said.values()}
+        answers = {name: alike[id(answer)] for name, (answer,) in said.items()}
         return Heard(round, {name: (name,) for name in self.roster.names}, answers)
 
     def revive(self) -> list[str]:

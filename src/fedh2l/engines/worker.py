@@ -11,16 +11,17 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedh2l.engines.actor import Actor, Common, Part
+from fedh2l.engines.actor import Actor, Common, Leg, Part, Size
 from fedh2l.engines.base import NodesLostError
 from fedh2l.errors import FedH2LError, RunError
+from fedh2l.messages import Message
 
 START = "from fedh2l.engines.worker import serve; serve({fd})"
 
@@ -100,6 +101,21 @@ def packed(value: Any) -> bytes:
     return buffer.getvalue()
 
 
+Sealed = bytes
+"""A message as it travels: only its receivers open it."""
+
+
+def sealed(message: Message) -> Sealed:
+    """To be sent, once or several times."""
+    return packed(message)
+
+
+def unsealed(data: Sealed) -> Message:
+    """What was sealed."""
+    message: Message = pickle.loads(data)
+    return message
+
+
 def checked(answers: Sequence[Any]) -> list[Any]:
     """Answers, or the first exception among them; a process that died explains what others say."""
     failed = [answer for answer in answers if isinstance(answer, Exception)]
@@ -129,9 +145,14 @@ def serve(fd: int) -> None:
                 _reply(line, None)
             else:
                 what, arguments = request
-                _reply(line, getattr(actor, what)(*arguments))
+                _reply(line, _leg(actor, *arguments) if what == "leg" else getattr(actor, what)(*arguments))
         except Exception as error:  # whatever a user's model or method does
             _reply(line, _sendable(error))
+
+
+def _leg(actor: Actor, leg: Leg, heard: Mapping[str, Sealed]) -> tuple[dict[str, Sealed], dict[str, Size]]:
+    sends, sizes = actor.leg(leg, {sender: unsealed(message) for sender, message in heard.items()})
+    return {sender: sealed(message) for sender, message in sends.items()}, sizes
 
 
 def _reply(line: Connection, answer: Any) -> None:
