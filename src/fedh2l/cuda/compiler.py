@@ -89,17 +89,22 @@ def available() -> bool:
 
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
+_binaries: dict[tuple[Any, ...], bytes] = {}
+"""What files were compiled to; a file may hold several kernels."""
 
 
 def kernel(file: str, name: str, dtype: torch.dtype, constants: Mapping[str, int], shared: int = 0) -> Kernel:
     """The kernel `name` of a file for the current device; of `constants`, what begins with # is only defined."""
-    key = (torch.cuda.current_device(), file, name, dtype, *constants.items())
+    compiled = (torch.cuda.current_device(), file, dtype, *constants.items())
+    key = (name, *compiled)
     if key not in _kernels:
         defined = [f"#define {word[1:]}" for word in constants if word.startswith("#")]
         numbers = ", ".join(f"{word} = {value}" for word, value in constants.items() if not word.startswith("#"))
         source = (files("fedh2l.cuda") / file).read_text()
         head = [*defined, f"typedef {TYPES[dtype]} REAL;", f"constexpr int {numbers};" if numbers else ""]
-        _kernels[key] = Kernel(_compiled("\n".join([*head, source]), file), name, shared)
+        if compiled not in _binaries:
+            _binaries[compiled] = _compiled("\n".join([*head, source]), file)
+        _kernels[key] = Kernel(_binaries[compiled], name, shared)
     return _kernels[key]
 
 

@@ -34,6 +34,8 @@ class Residents:
         self._crew = Crew(self.learners)
         self._sent: list[tuple[Message, Tensor]] = []
         """Messages since the last look at them, with their faults, still on the device."""
+        self._signals: list[tuple[Posteriors, Tensor]] = []
+        """Signals since then, with the labels of their batches: they are small, and searched for faults together."""
         self._last: dict[str, dict[str, Tensor]] = {}
 
     def local_steps(self, round: int) -> None:
@@ -49,14 +51,14 @@ class Residents:
 
     def _accept(self, learner: Learner, message: Message) -> None:
         """Holds a message to the same rules as a network would; its faults are read later, all at once."""
-        labels = None
+        check_declared(self.method, message)
         if isinstance(message, Posteriors):
             rows = self.method.public_batch_rows(learner.batch_size)
             batch = learner.public_batch(learner.name, message.round, rows)
             message.check_shape(len(batch), learner.classes)
-            labels = batch.labels
-        check_declared(self.method, message)
-        self._sent.append((message, message.faults(labels)))
+            self._signals.append((message, batch.labels))
+        else:
+            self._sent.append((message, message.faults()))
 
     def receive(self, inboxes: Mapping[str, Sequence[Message]], round: int) -> None:
         """Every node learns from its inbox."""
@@ -85,8 +87,8 @@ class Residents:
                     found.append(
                         Fault(entries[finite.index(False)][0], order, learner.name, f"its {name} is not finite")
                     )
-        found += refused(self._sent, order=1)
-        self._sent = []
+        found += refused(self._sent + _examined(self._signals), order=1)
+        self._sent, self._signals = [], []
         return found
 
     def series(self) -> dict[str, dict[str, list[float]]]:
@@ -174,7 +176,7 @@ class Residents:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Hands each learner its own of what `state` returned."""
-        self._sent, self._last = [], {}
+        self._sent, self._signals, self._last = [], [], {}
         for learner in self.learners:
             learner.restore(under(learner.name, state))
 
@@ -188,6 +190,21 @@ class Residents:
         self._crew.close()
         for learner in self.learners:
             learner.release()
+
+
+def _examined(signals: Sequence[tuple[Posteriors, Tensor]]) -> list[tuple[Message, Tensor]]:
+    """Signals with their faults, which are searched for in all that are alike at once."""
+    alike: dict[tuple[object, ...], list[tuple[Posteriors, Tensor]]] = {}
+    for message, labels in signals:
+        alike.setdefault((message.values.shape, message.flagged), []).append((message, labels))
+    found: list[tuple[Message, Tensor]] = []
+    for group in alike.values():
+        first = group[0][0]
+        tensors = [torch.stack(part) for part in zip(*(message.tensors() for message, _ in group), strict=True)]
+        together = first.assemble(first.sender, first.round, tensors, first.flagged)
+        flags = together.faults(torch.stack([labels for _, labels in group]))
+        found += [(message, own) for (message, _), own in zip(group, flags, strict=True)]
+    return found
 
 
 def refused(sent: Sequence[tuple[Message, Tensor]], order: float) -> list[Fault]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -207,15 +208,20 @@ class Lesson(NamedTuple):
         """The signals of an inbox beside the public batches that they speak of."""
         rows = batches[0].labels.dim() - 1  # where rows are counted: behind the dimension of nodes, if there is one
         sizes = [batch.labels.shape[-1] for batch in batches]
-        device = batches[0].labels.device
-        shares = [torch.full((n,), 1 / (len(sizes) * n), dtype=torch.float64, device=device) for n in sizes]
         return Lesson(
             inputs=torch.cat([batch.inputs for batch in batches], rows),
             labels=torch.cat([batch.labels for batch in batches], rows),
             teacher=torch.cat([message.values for message in inbox], -2),
             confidence=torch.cat([m.accuracy.unsqueeze(-1).expand(m.values.shape[:-1]) for m in inbox], -1),
-            weight=torch.cat(shares),
+            weight=_shares(tuple(sizes), batches[0].labels.device),
         )
+
+
+@lru_cache(256)
+def _shares(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """What each row counts when teachers count alike, `(rows,)`; made once."""
+    shares = [torch.full((n,), 1 / (len(sizes) * n), dtype=torch.float64) for n in sizes]
+    return torch.cat(shares).to(device)
 
 
 def mutual_losses(logits: Tensor, lesson: Lesson) -> tuple[Tensor, Tensor]:
