@@ -43,6 +43,8 @@ def train(
     weight_decay=1e-4,
     interval=1,
     use_kl=True,
+    kl_weight=1.0,
+    temperature=1.0,
     project="qp",
     joint=False,
     local_gradient="sum",
@@ -107,7 +109,9 @@ def train(
                 logits = model(x)
                 loss = loss + F.cross_entropy(logits, y)
                 if use_kl:
-                    loss = loss + accuracy * kl(p, logits)
+                    soft = p ** (1 / temperature)
+                    soft = soft / soft.sum(1, keepdim=True)
+                    loss = loss + kl_weight * accuracy * temperature**2 * kl(soft, logits / temperature)
             g_pub = flatten(torch.autograd.grad(loss / len(teachers), parameters))
             d = torch.dot(g_pub, g_loc)
             step = g_pub

@@ -38,6 +38,8 @@ VARIANTS = {
     "displacement": ["method.interval=3", "method.local_gradient=displacement"],
     "pcgrad-joint": ["method.project=pcgrad", "method.pcgrad=joint"],
     "shared-state": ["method.optimizer_state=shared"],
+    "soft": ["method.temperature=4", "method.kl_weight=0.5", "method.confidence=right"],
+    "believed": ["method.confidence=label"],
     "ring": ["method.topology=ring"],
     "peers": ["method.peers_per_round=2"],
     "pairs": ["method.pairing=pairs"],

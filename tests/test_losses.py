@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedh2l.domain import Samples
-from fedh2l.losses import correct_count, cross_entropy, kl_rows
+from fedh2l.losses import correct_count, cross_entropy, distillation, kl_rows
 from fedh2l.messages import Posteriors
 from fedh2l.methods.fedh2l import Lesson, mutual_losses
 
@@ -59,6 +59,32 @@ def test_teachers_count_equally_whatever_the_size_of_their_batches():
         expected_kl += accuracy * F.kl_div(torch.log_softmax(z, -1), p.double(), reduction="batchmean") / 2
     torch.testing.assert_close(ce, expected_ce)
     torch.testing.assert_close(kl, expected_kl)
+
+
+def test_a_temperature_softens_both_sides():
+    """What receivers make of posteriors is what senders would have made of logits."""
+    generator = torch.Generator().manual_seed(3)
+    said, labels = torch.randn(5, 4, generator=generator), torch.arange(5) % 4
+    message = Posteriors.of("a", 1, torch.softmax(said, -1), labels)
+    lesson = Lesson.of([message], [Samples(torch.zeros(5, 2), labels)], "none")
+    logits = randn(5, 4)
+    ce, kl = mutual_losses(logits, lesson, 4.0)
+    torch.testing.assert_close(kl, distillation(said.double(), logits, 4.0), rtol=1e-6, atol=1e-9)
+    assert torch.equal(ce, mutual_losses(logits, lesson)[0])
+    certain = lesson._replace(teacher=F.one_hot(labels, 4).float())
+    assert torch.isfinite(mutual_losses(logits, certain, 4.0)[1])
+
+
+def test_how_much_a_teacher_is_believed():
+    signals = [signal("a", 3), signal("b", 8)]
+    inbox, batches = [s[0] for s in signals], [s[1] for s in signals]
+    labels = torch.cat([batch.labels for batch in batches])
+    p = torch.cat([s[2] for s in signals])
+    found = {kind: Lesson.of(inbox, batches, kind).confidence for kind in ("accuracy", "right", "label", "none")}
+    assert found["right"].tolist() == (p.argmax(1) == labels).float().tolist()
+    torch.testing.assert_close(found["right"][3:].mean().double(), found["accuracy"][3])  # refined, not increased
+    torch.testing.assert_close(found["label"], p[torch.arange(11), labels])
+    assert found["none"].tolist() == [1.0] * 11
 
 
 def test_losses_stack_and_read_nothing():

@@ -35,6 +35,7 @@ VARIANTS = {
     "peers": (["method.peers_per_round=2", "method.interval=2"], {"heard": "method", "interval": 2}),
     "lenet": ([f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")], {}),
     "alone": (["method.interval=0"], {"interval": 0}),
+    "soft": (["method.temperature=3", "method.kl_weight=0.5"], {"temperature": 3.0, "kl_weight": 0.5}),
     "small-public": (["run.batch_size=32"], {}),
 }
 

@@ -19,6 +19,8 @@ from fedh2l.projection import Projection, pcgrad, project, unprojected
 from fedh2l.roster import Roster
 from fedh2l.topology import Graph, check_topology, graph, teachers
 
+Confidence = Literal["accuracy", "right", "label", "none"]
+
 
 class FedH2L(Method):
     """Each node trains on its own data, publishes its posteriors on its public data, and learns from the others'.
@@ -46,6 +48,19 @@ class FedH2L(Method):
         None, ge=1, description="samples a teaching signal speaks of; run.batch_size if not given"
     )
     kl: bool = Field(True, description="whether to distil; false leaves cross-entropy on public labels alone")
+    kl_weight: float = Field(1.0, ge=0, le=1e6, description="what distillation counts beside cross-entropy")
+    temperature: float = Field(
+        1.0,
+        gt=0,
+        le=1e3,
+        description="at which teachers and student are compared: above 1, what a teacher says of unlikely classes "
+        "counts more; the loss is scaled by its square",
+    )
+    confidence: Confidence = Field(
+        "accuracy",
+        description="how much a teacher is believed: accuracy, its share of right answers in the batch (the paper's); "
+        "right, only where its answer is right; label, the probability that it gives to the label; none, always",
+    )
     project: Literal["qp", "none", "pcgrad"] = Field(
         "qp",
         description="what becomes of a teaching gradient that conflicts with the local one: qp, the paper's; "
@@ -127,9 +142,9 @@ class FedH2L(Method):
             return
         signals = [message for message in inbox if isinstance(message, Posteriors)]
         batches = [self._public_batch(node, s.sender, s.round) for s in signals]
-        lesson = Lesson.of(signals, batches)
-        ce, kl = mutual_losses(self._answers(node, lesson, batches), lesson)
-        g_pub = node.gradient(kl + ce if self.kl else ce)
+        lesson = Lesson.of(signals, batches, self.confidence)
+        ce, kl = mutual_losses(self._answers(node, lesson, batches), lesson, self.temperature)
+        g_pub = node.gradient(self.kl_weight * kl + ce if self.kl else ce)
         projection = self._projected(g_pub, g_loc)
         node.step(projection.gradient, "mutual", self._mutual_state)
         node.record(round, ce=ce, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
@@ -199,22 +214,37 @@ class Lesson(NamedTuple):
     teacher: Tensor
     """Posteriors `(rows, classes)` of the teacher whose data a row is."""
     confidence: Tensor
-    """Acc_j of that teacher, `(rows,)`."""
+    """How much that teacher is believed there, Acc_j in the paper, `(rows,)`."""
     weight: Tensor
     """A row's share of the loss, 1 / (teachers · rows of its teacher), `(rows,)`."""
 
     @staticmethod
-    def of(inbox: Sequence[Posteriors], batches: Sequence[Samples]) -> Lesson:
+    def of(inbox: Sequence[Posteriors], batches: Sequence[Samples], confidence: Confidence = "accuracy") -> Lesson:
         """The signals of an inbox beside the public batches that they speak of."""
         rows = batches[0].labels.dim() - 1  # where rows are counted: behind the dimension of nodes, if there is one
         sizes = [batch.labels.shape[-1] for batch in batches]
+        labels = torch.cat([batch.labels for batch in batches], rows)
+        teacher = torch.cat([message.values for message in inbox], -2)
+        if confidence == "accuracy":
+            believed = torch.cat([m.accuracy.unsqueeze(-1).expand(m.values.shape[:-1]) for m in inbox], -1)
+        else:
+            believed = _belief(confidence, teacher, labels)
         return Lesson(
             inputs=torch.cat([batch.inputs for batch in batches], rows),
-            labels=torch.cat([batch.labels for batch in batches], rows),
-            teacher=torch.cat([message.values for message in inbox], -2),
-            confidence=torch.cat([m.accuracy.unsqueeze(-1).expand(m.values.shape[:-1]) for m in inbox], -1),
+            labels=labels,
+            teacher=teacher,
+            confidence=believed,
             weight=_shares(tuple(sizes), batches[0].labels.device),
         )
+
+
+def _belief(confidence: Confidence, teacher: Tensor, labels: Tensor) -> Tensor:
+    """How much each row of a teacher's posteriors is believed, by its label, `(rows,)`."""
+    if confidence == "right":
+        return (teacher.argmax(-1) == labels).to(teacher.dtype)
+    if confidence == "label":
+        return teacher.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return torch.ones_like(teacher[..., 0])
 
 
 @lru_cache(256)
@@ -224,10 +254,18 @@ def _shares(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.cat(shares).to(device)
 
 
-def mutual_losses(logits: Tensor, lesson: Lesson) -> tuple[Tensor, Tensor]:
-    """ℓ_CE of eq. (5) and ℓ_KL of eq. (3), `()` each, of a student's logits `(rows, classes)` on a lesson."""
+def mutual_losses(logits: Tensor, lesson: Lesson, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """ℓ_CE of eq. (5) and ℓ_KL of eq. (3), `()` each, of a student's logits `(rows, classes)` on a lesson.
+
+    At a temperature T, ℓ_KL is T²·KL of posteriors ∝ p^(1/T), which is what softmax makes of logits divided by T.
+    """
     log_p = torch.log_softmax(logits, -1)
-    weight = lesson.weight.to(logits.dtype)
+    weight, teacher = lesson.weight.to(logits.dtype), lesson.teacher.to(logits.dtype)
     ce = (weight * cross_entropy_rows(log_p, lesson.labels)).sum(-1)
-    kl = (weight * lesson.confidence.to(logits.dtype) * kl_rows(lesson.teacher.to(logits.dtype), log_p)).sum(-1)
+    if temperature == 1:
+        rows = kl_rows(teacher, log_p)
+    else:
+        softer = torch.softmax(torch.log(teacher) / temperature, -1)
+        rows = temperature**2 * kl_rows(softer, torch.log_softmax(logits / temperature, -1))
+    kl = (weight * lesson.confidence.to(logits.dtype) * rows).sum(-1)
     return ce, kl
