@@ -104,6 +104,7 @@ def outcome(trainer: Trainer) -> tuple[dict, list, list]:
     [
         [],
         ["method.interval=4"],
+        ["run.average=0.9", "method.teacher=average"],
         ["method.interval=4", "method.local_gradient=displacement"],
         ["method.interval=4", "method.local_gradient=difference"],
         ["method.optimizer_state=shared", "run.selection=last"],

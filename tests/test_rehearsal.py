@@ -31,6 +31,10 @@ from town import NAMES, rehearsal
         pytest.param(
             ["method.peers_per_round=1", "nodes.0.model=lenet", "nodes.0.model_args={}"], marks=pytest.mark.slow
         ),
+        pytest.param(
+            ["run.average=0.9", "method.teacher=average", "method.temperature=3", "method.confidence=right"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_same_bits_as_in_one_process(federation, tmp_path, changes):

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 from fedh2l.domain import Samples
-from fedh2l.errors import DataError
+from fedh2l.errors import ConfigError, DataError
 from fedh2l.learner import Learner
 from fedh2l.methods.base import Method, require_one_architecture
 from fedh2l.methods.registry import METHODS
@@ -36,6 +36,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         self.method.check(self.roster)
+        self._check_average()
         self._check_domains()
         self._check_public()
 
@@ -68,6 +69,7 @@ class Federation:
                 dtype,
                 validation,
                 self.settings.compute,
+                self.settings.average,
             )
             for node in self.members
         ]
@@ -80,6 +82,15 @@ class Federation:
     def members(self) -> Sequence[Node]:
         """The nodes with the models that the method trains, which it may have made from theirs."""
         return self.method.adapt(self.nodes)
+
+    def _check_average(self) -> None:
+        average = self.settings.average
+        if average and not self.method.averages:
+            raise ConfigError(
+                f"run.average: {self.method.title} trains models of which there is no average; leave it at 0"
+            )
+        if not average and self.method.wants_average:
+            raise ConfigError("method.teacher = 'average': no average is kept; set run.average, to 0.99 say")
 
     def _check_domains(self) -> None:
         first = self.nodes[0]

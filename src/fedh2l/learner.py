@@ -28,6 +28,9 @@ LocalData = Literal["private", "private+own-public", "private+all-public"]
 Pool = LocalData | Literal["all-public"]
 Weights = dict[str, Tensor]
 
+AVERAGE, AVERAGED = "average of weights", "weights in the average"
+"""Under which a node remembers the average of its weights, and how many there are in it."""
+
 
 class Learner(Network):
     """One node's model, data and memory during a training."""
@@ -43,6 +46,7 @@ class Learner(Network):
         dtype: torch.dtype,
         validation: Samples | None = None,
         compute: Compute = AS_USUAL,
+        decay: float = 0.0,
     ) -> None:
         module = node.build(secret, batch_size)
         first = next(module.parameters())
@@ -65,6 +69,8 @@ class Learner(Network):
         """The weights that did best on validation data so far."""
         self.reported: Weights | None = None
         """The weights that count as this node's model, where they are not the ones it is training."""
+        self.decay = decay
+        """Of the average of its weights; 0: none is kept."""
         self.augmentation = node.domain.augmentation
         """Other views of its images, to train on."""
         self._node = node
@@ -136,6 +142,39 @@ class Learner(Network):
     def report(self) -> None:
         """From now on, and until the next call, the present weights count as this node's model."""
         self.reported = self.weights()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Moves the average of the weights that count as this node's model towards those of now.
+
+        The first ones count for less and less: after n of them the decay is at most (1 + n) / (10 + n).
+        """
+        present = self.shared() if self.reported is None else self.vector_of(self.reported)
+        if AVERAGE not in self.memory:
+            self.memory[AVERAGE] = present
+            self.memory[AVERAGED] = torch.ones(present.shape[:-1], dtype=torch.float64, device=present.device)
+            return
+        count = self.memory[AVERAGED]
+        rate = 1 - ((1 + count) / (10 + count)).clamp(max=self.decay)
+        self.memory[AVERAGE] = torch.lerp(self.memory[AVERAGE], present, rate.to(present.dtype).unsqueeze(-1))
+        self.memory[AVERAGED] = count + 1
+
+    @property
+    def shown(self) -> Weights | None:
+        """The weights that count as this node's model, a copy of its own; None: those that it is training."""
+        if AVERAGE in self.memory:
+            return self.weights_of(self.memory[AVERAGE].clone())
+        return self.reported
+
+    @torch.no_grad()
+    def teach(self, inputs: Tensor) -> Tensor:
+        """Logits `(rows, classes)` of the average of its weights, if one is kept, in evaluation mode."""
+        return self.predict_as(self.memory[AVERAGE], inputs) if AVERAGE in self.memory else self.predict(inputs)
+
+    def end_of_training(self) -> None:
+        """From now on the weights in the model are what counts."""
+        self.reported = None
+        self.memory.pop(AVERAGE, None)
 
     @contextmanager
     def showing(self, weights: Weights | None) -> Iterator[None]:

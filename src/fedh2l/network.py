@@ -187,6 +187,21 @@ class Network:
         for buffer, value in zip(self._averaged(), buffers, strict=True):
             buffer.copy_(value.view_as(buffer))
 
+    def vector_of(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Weights, as `weights` returns them, in the layout of `shared`."""
+        parameters = weights["parameters"]
+        buffers = [weights[f"rest.{name}"] for name in self._averaged_names()]
+        return torch.cat([parameters, *(buffer.reshape(*parameters.shape[:-1], -1) for buffer in buffers)], -1)
+
+    def weights_of(self, vector: Tensor) -> dict[str, Tensor]:
+        """The reverse; what is not in the vector, counters say, is as it is now."""
+        weights = self.weights()
+        names = ["parameters", *(f"rest.{name}" for name in self._averaged_names())]
+        sizes = [weights[name][(0,) * (vector.dim() - 1)].numel() for name in names]
+        for name, value in zip(names, torch.split(vector, sizes, -1), strict=True):
+            weights[name] = value.view_as(weights[name])
+        return weights
+
     def predict_as(self, vector: Tensor, inputs: Tensor) -> Tensor:
         """What the model would predict if it had adopted `vector`."""
         present = self.shared()
@@ -194,6 +209,9 @@ class Network:
         logits = self.predict(inputs)
         self.adopt(present)
         return logits
+
+    def _averaged_names(self) -> list[str]:
+        return [name for name, buffer in self.module.named_buffers() if buffer.is_floating_point()]
 
     def _averaged(self) -> list[Tensor]:
         """Means and variances of batch norm, say; counters are each network's own."""

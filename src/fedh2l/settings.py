@@ -51,6 +51,12 @@ class RunSettings(Section):
     selection: Literal["best", "last"] = Field(
         "best", description="which model of a node counts: best on the pooled validation data, or the last"
     )
+    average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="decay of a moving average of each node's weights, which is then what counts as its model; 0: none",
+    )
     out: str | None = Field(None, description="directory of the run; a new one under runs/ if not given")
 
     @field_validator("checkpoint_every", "processes")

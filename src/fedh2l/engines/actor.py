@@ -46,6 +46,7 @@ class Common(NamedTuple):
     seed_set: SeedSet
     validation: Samples
     compute: Compute
+    decay: float
 
 
 class Leg(NamedTuple):
@@ -77,7 +78,7 @@ class Actor:
         for part in parts:
             learner = Learner(
                 part.node, seed_set, part.secret, common.optimizer, common.batch_size, self.device, common.dtype,
-                validation, common.compute,
+                validation, common.compute, common.decay,
             )  # fmt: skip
             for name, module in part.networks.items():
                 learner.further(name, module)
@@ -134,7 +135,7 @@ def luggage(federation: Federation, method: Method, learners: Sequence[Learner])
     assert first.validation is not None
     common = Common(
         method, federation.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
-        first.validation, settings.compute,
+        first.validation, settings.compute, settings.average,
     )  # fmt: skip
     nodes = zip(federation.members, learners, strict=True)
     return common, {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}

@@ -18,6 +18,7 @@ from fedh2l.engines.classroom import Classroom
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.graphs import CAPACITY, Recorder
 from fedh2l.engines.local import LocalEngine
+from fedh2l.engines.residents import average
 from fedh2l.engines.stacked import StackedNetwork
 from fedh2l.engines.stacked_nodes import StackedLearner, StackedServer, Store
 from fedh2l.learner import Learner, architectures
@@ -123,9 +124,12 @@ class Formation:
             group.seed_torch("torch-local", round)
             self.method.local_step(group, round)
         if not self.method.exchanges(round):
+            average(self.groups, exchanged=False)
             return ()
         sent = [self._emit(group, round) for group in self.groups]
-        return self._exchange(sent, round) if self.method.decentralised else self._consult_server(sent, round)
+        crossed = self._exchange(sent, round) if self.method.decentralised else self._consult_server(sent, round)
+        average(self.groups, exchanged=True)
+        return crossed
 
     def _emit(self, group: StackedLearner, round: int) -> Message:
         group.seed_torch("torch-emit", round)
@@ -257,7 +261,7 @@ class Formation:
             assert validation is not None
             rows = max(1, min(EVALUATION_ROWS, EVALUATED // len(group.members)))
             inputs, labels = (torch.split(part, rows, 1) for part in (validation.inputs, validation.labels))
-            with group.showing(group.reported if reported else None), torch.no_grad():
+            with group.showing(group.shown if reported else None), torch.no_grad():
                 predict = predictor(group)
                 parts = [correct_count(predict(x), y) for x, y in zip(inputs, labels, strict=True)]
                 right = torch.stack(parts).sum(0).tolist()

@@ -41,6 +41,8 @@ class Residents:
     def local_steps(self, round: int) -> None:
         """Every node trains on what it holds."""
         self._crew.each("torch-local", round, lambda learner: self.method.local_step(learner, round), self.learners)
+        if not self.method.exchanges(round):
+            average(self.learners, exchanged=False)
 
     def emit(self, round: int) -> dict[str, Message]:
         """What all nodes send."""
@@ -68,6 +70,7 @@ class Residents:
             lambda learner: self.method.receive(learner, inboxes[learner.name], round),
             self.learners,
         )
+        average(self.learners, exchanged=True)
 
     def complete(self, message: Message) -> None:
         """Brings to every node what a server still held of its model."""
@@ -110,7 +113,7 @@ class Residents:
         """For each node, how many samples of each set its model gets right."""
 
         def count(learner: Learner) -> list[int]:
-            with learner.showing(learner.reported):
+            with learner.showing(learner.shown):
                 return [count_correct(learner.predict, samples) for samples in sets]
 
         return dict(zip((learner.name for learner in self.learners), self._crew.map(count), strict=True))
@@ -143,7 +146,7 @@ class Residents:
         wanted = set(names)
         for learner in self.learners:
             if learner.name in wanted:
-                learner.best = learner.reported or learner.weights()
+                learner.best = learner.shown or learner.weights()
 
     @property
     def selected(self) -> bool:
@@ -153,9 +156,9 @@ class Residents:
     def select(self, which: Which) -> None:
         """Puts the best or last weights in every model; the last ones are remembered when they first give way."""
         if not self._last:
-            self._last = {learner.name: learner.reported or learner.weights() for learner in self.learners}
+            self._last = {learner.name: learner.shown or learner.weights() for learner in self.learners}
         for learner in self.learners:
-            learner.reported = None
+            learner.end_of_training()
             learner.load_weights(learner.best if which == "best" and learner.best else self._last[learner.name])
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
@@ -190,6 +193,13 @@ class Residents:
         self._crew.close()
         for learner in self.learners:
             learner.release()
+
+
+def average(learners: Iterable[Learner], exchanged: bool) -> None:
+    """At the end of a round: a model that only an exchange makes, as parameter averaging does, is averaged after it."""
+    for learner in learners:
+        if learner.decay and (exchanged or learner.reported is None):
+            learner.average()
 
 
 def _examined(signals: Sequence[tuple[Posteriors, Tensor]]) -> list[tuple[Message, Tensor]]:

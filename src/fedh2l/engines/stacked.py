@@ -39,7 +39,6 @@ class StackedNetwork(Network):
         self._names = [name for name, _ in named]
         self._shapes = [p.shape for _, p in named]
         self._sizes = [p.numel() for _, p in named]
-        self._averaged_names = [name for name, b in self.module.named_buffers() if b.is_floating_point()]
         self.load()
         self.stackable = len(members) > 1
         """Whether the members are run as one, rather than one after the other."""
@@ -79,7 +78,7 @@ class StackedNetwork(Network):
         return self.rest
 
     def _averaged(self) -> list[Tensor]:
-        return [self.rest[name] for name in self._averaged_names]
+        return [self.rest[name] for name in self._averaged_names()]
 
     def logits(self, inputs: Tensor, frozen: bool = False, **how: Any) -> Tensor:
         """What the models, in training mode, say of inputs `(members, rows, …)`, with their graph."""

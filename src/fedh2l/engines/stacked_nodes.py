@@ -72,7 +72,7 @@ class StackedLearner(StackedNetwork, Learner):
         StackedNetwork.__init__(self, members)
         first = members[0]
         self.name = "own"
-        self.classes, self.batch_size = first.classes, first.batch_size
+        self.classes, self.batch_size, self.decay = first.classes, first.batch_size, first.decay
         self.seed_set = first.seed_set
         self.places = torch.tensor(places, device=self.vector.device)
         self.records = {}
@@ -112,7 +112,7 @@ class StackedLearner(StackedNetwork, Learner):
 
     def keep_best(self, which: Tensor) -> None:
         """Remembers the reported weights of the members where `which` `(members,)` is true."""
-        present = self.reported or self.weights()
+        present = self.shown or self.weights()
         if self.best is None:
             self.best = {name: value.clone() for name, value in present.items()}
             return

@@ -38,6 +38,8 @@ class Method(Section):
     name: ClassVar[str]
     heterogeneous: ClassVar[bool | Literal["partly"]] = True
     """Whether nodes may have models of different architectures; partly, if some of it is common to all."""
+    averages: ClassVar[bool] = True
+    """Whether an average of a node's weights, which run.average asks for, is a model."""
     decentralised: ClassVar[bool] = True
     """Whether it does without a server."""
     sends: ClassVar[tuple[Kind, ...]] = ()
@@ -131,6 +133,11 @@ class Method(Section):
     def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """What else to test beside the node's model: functions from inputs to logits, by name."""
         return {}
+
+    @property
+    def wants_average(self) -> bool:
+        """Whether it does something with the average of a node's weights."""
+        return False
 
     def public_batch_rows(self, batch_size: int) -> int:
         """How many public samples a teaching signal speaks of, before the size of the public data limits it."""

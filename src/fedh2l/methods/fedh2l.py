@@ -61,6 +61,10 @@ class FedH2L(Method):
         description="how much a teacher is believed: accuracy, its share of right answers in the batch (the paper's); "
         "right, only where its answer is right; label, the probability that it gives to the label; none, always",
     )
+    teacher: Literal["present", "average"] = Field(
+        "present",
+        description="which weights teach: those of now, or, if run.average keeps one, the average of those so far",
+    )
     project: Literal["qp", "none", "pcgrad"] = Field(
         "qp",
         description="what becomes of a teaching gradient that conflicts with the local one: qp, the paper's; "
@@ -131,7 +135,8 @@ class FedH2L(Method):
     def emit(self, node: Learner, round: int) -> Message:
         """The teaching signal [p_i, Acc_i] on the node's own public batch."""
         batch = self._public_batch(node, node.name, round)
-        return Posteriors.of(node.name, round, torch.softmax(node.predict(batch.inputs), -1), batch.labels)
+        logits = node.teach(batch.inputs) if self.teacher == "average" else node.predict(batch.inputs)
+        return Posteriors.of(node.name, round, torch.softmax(logits, -1), batch.labels)
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
@@ -148,6 +153,11 @@ class FedH2L(Method):
         projection = self._projected(g_pub, g_loc)
         node.step(projection.gradient, "mutual", self._mutual_state)
         node.record(round, ce=ce, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
+
+    @property
+    def wants_average(self) -> bool:
+        """To teach with."""
+        return self.teacher == "average"
 
     def crossing(self) -> str:
         """The teaching signals."""

@@ -71,10 +71,11 @@ class Keeper:
             self._save_model(f"round-{now}", now)
 
     def _save_model(self, which: str, taken: int) -> None:
-        node = self.node
-        said = self.residents.logits(probe(node.input_shape, node.floating, self.config.run.torch_dtype))[node.name]
-        weights = self.residents.state_dicts()[node.name]
-        self.directory.write_model(node.name, which, pack_model(weights, said, node, taken, which))
+        node, (learner,) = self.node, self.residents.learners
+        with learner.showing(learner.shown):
+            said = self.residents.logits(probe(node.input_shape, node.floating, self.config.run.torch_dtype))[node.name]
+            data = pack_model(self.residents.state_dicts()[node.name], said, node, taken, which)
+        self.directory.write_model(node.name, which, data)
 
     def save(self, round: int, agreement: Agreement, plain: dict[str, Any]) -> None:
         """A checkpoint, with what else the peer must remember."""
@@ -114,7 +115,7 @@ class Keeper:
         """What must be the same for a checkpoint to be gone on from."""
         return {
             "optimizer": self.config.optimizer.model_dump(),
-            "dtype": self.config.run.dtype,
+            "dtype or average": [self.config.run.dtype, self.config.run.average],
             "model": self.node.model_name,
             "size of the model": self.residents.parameter_bytes,
         }

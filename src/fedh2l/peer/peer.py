@@ -97,7 +97,7 @@ class Peer:
         device, dtype = self._device, run.torch_dtype
         validation = config.domain.validation.to(device, dtype)
         seed_set = self._public(self.term)
-        rest = (run.batch_size, device, dtype, validation, run.compute)
+        rest = (run.batch_size, device, dtype, validation, run.compute, run.average)
         return Learner(self.node, seed_set, config.secret, config.optimizer, *rest)
 
     def _mailbox(self) -> Mailbox:

@@ -60,7 +60,7 @@ class PeerSettings(Section):
 
 UNSAID = {"fit": "stretch", "mean": [0.0], "std": [1.0]}
 """What is true of images whose schema does not say it."""
-LOCAL = ("device", "threads", "dtype", "precision", "micro_batch", "eval_every", "checkpoint_every")
+LOCAL = ("device", "threads", "dtype", "precision", "micro_batch", "average", "eval_every", "checkpoint_every")
 """The keys of `[run]` that are a peer's own; the others are the roster's."""
 
 
