@@ -223,3 +223,15 @@ def test_indices_reach_the_device_without_waiting():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert taken.labels.tolist() == [3, 1, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_views_agree_with_the_cpu(dtype):
+    """Of the numbers that are drawn every bit, of the pixels that they make 1e-4."""
+    images = torch.randint(0, 256, (64, 3, 28, 28), dtype=torch.uint8)
+    images = images if dtype is torch.uint8 else images / 255
+    views = Augmentation(Pixels(), crop=0.7, shift=0.1, zoom=0.2, erase=0.3, border="zeros")
+    here, there = (views.views(x, torch.float32, "public-views", 0, "a", 1) for x in (images, images.cuda()))
+    edges = (here == 0) != (there.cpu() == 0)  # of a square that is left out
+    assert edges.float().mean() < 1e-3
+    torch.testing.assert_close(there.cpu()[~edges], here[~edges], rtol=0, atol=1e-4)

@@ -17,6 +17,7 @@ from fedh2l.models.saved import probe
 from fedh2l.network import Network
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.pixels import Pixels, ready
+from fedh2l.sampling import random_words, stream_key, word_block
 from fedh2l.settings import Compute
 
 IMAGENET = {"kind": "image", "scale": 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -291,6 +292,72 @@ def test_crops_are_within_the_image_and_of_the_size_asked_for():
     assert across.min() >= 0
     assert across.max() <= 199
     assert across.amin((1, 2, 3)).max() > 20  # some are on the right
+
+
+STILL = Augmentation(Pixels(), crop=1.0, flip=0.0, jitter=0.0, border="zeros")
+
+
+def test_images_are_moved_by_as_much_as_was_asked_for():
+    """The middle of what is bright says where an image went, and beyond its edge there is nothing."""
+    images = torch.zeros(300, 1, 40, 40)
+    images[:, :, 18:22, 18:22] = 1
+    seen = replace(STILL, shift=0.25).views(images, torch.float64, "public-views", 0, "a", 1)
+    places = torch.arange(40, dtype=torch.float64)
+    for axis in (2, 3):
+        mass = seen.sum((1, 5 - axis))
+        middle = (mass * places).sum(1) / mass.sum(1) - 19.5
+        assert middle.abs().max() <= 10 + 1e-6
+        assert middle.min() < -9
+        assert middle.max() > 9
+        assert middle.mean().abs() < 1
+    torch.testing.assert_close(seen.sum((1, 2, 3)), torch.full((300,), 16.0, dtype=torch.float64))
+    corner = torch.ones(300, 1, 40, 40)
+    assert replace(STILL, shift=0.25).views(corner, torch.float64, "public-views", 0, "a", 1).mean() < 0.85
+
+
+def test_sizes_change_within_bounds():
+    images = torch.zeros(300, 1, 40, 40)
+    images[:, :, 10:30, 10:30] = 1
+    seen = replace(STILL, zoom=0.2).views(images, torch.float64, "public-views", 0, "a", 1)
+    sides = seen.sum((1, 2, 3)).sqrt()
+    assert 15.8 < sides.min() < 16.3
+    assert 23.7 < sides.max() < 24.3
+
+
+def test_a_piece_is_missing():
+    images = torch.ones(300, 1, 40, 40)
+    seen = replace(STILL, erase=0.5).views(images, torch.float32, "public-views", 0, "a", 1)
+    missing = 1600 - seen.sum((1, 2, 3))
+    assert set(seen.unique().tolist()) == {0.0, 1.0}
+    assert missing.max() <= 21 * 21
+    assert missing.max() > 18 * 18
+    assert missing.min() < 20
+    coloured = Augmentation(Pixels.of(IMAGENET), crop=1.0, flip=0.0, jitter=0.0, erase=0.5)
+    rows = coloured.views(torch.full((50, 3, 40, 40), 200, dtype=torch.uint8), torch.float32, "local-views", 0, "a", 1)
+    assert rows.unique().numel() == 4  # three colours, and what ImageNet is on average
+
+
+def test_numbers_are_the_same_one_by_one_and_for_many_addresses():
+    keys = [stream_key("public-views", 0, node, 3) for node in "ab"]
+    together = VIEWS.numbers(word_block(keys, 7 * 5).reshape(2, 5, 7), 1.25)
+    for place, node in enumerate("ab"):
+        alone = VIEWS.numbers(random_words(7 * 5, "public-views", 0, node, 3).reshape(5, 7), 1.25)
+        assert (together[place] == alone).all()
+    images = torch.rand(2, 5, 3, 8, 10)
+    stacked = VIEWS.apply(images, torch.from_numpy(together), torch.float32)
+    for place in range(2):
+        assert torch.equal(stacked[place], VIEWS.apply(images[place], torch.from_numpy(together[place]), torch.float32))
+
+
+def test_digits_are_never_turned(federation):
+    """On Rotated MNIST angles tell the domains apart: what is a line upright stays one."""
+    views = federation("data.augment=all").nodes[0].domain.augmentation
+    assert views.public
+    upright = torch.zeros(50, 1, 28, 28)
+    upright[:, :, 4:24, 13:15] = 1
+    seen = replace(views, erase=0.0).views(upright, torch.float64, "public-views", 0, "M0", 1)
+    rows = seen[:, 0, 10:18]  # every row of a line that is upright is the same
+    torch.testing.assert_close(rows, rows[:, :1].expand_as(rows))
 
 
 def test_colours_change_within_bounds():

@@ -135,10 +135,18 @@ class Domain:
                 raise DataError(
                     f"{where} has labels outside 0…{len(self.classes) - 1}, its {len(self.classes)} classes"
                 )
-            if self.augmentation is not None and self.pixels is None:
-                raise DataError(f"{where}: only images of bytes (uint8) can be augmented, not {samples.inputs.dtype}")
+            if self.augmentation is not None and not self._augmentable(samples.inputs, self.augmentation):
+                raise DataError(
+                    f"{where}: only images of bytes (uint8), or of values 0 to 1 that a model is fed as they are, can "
+                    f"be augmented, not {samples.inputs.dtype} of shape {tuple(samples.inputs.shape)}"
+                )
             if samples.inputs.is_floating_point() and not bool(torch.isfinite(samples.inputs).all()):
                 raise DataError(f"{where} contains NaN or infinite inputs")
+
+    @staticmethod
+    def _augmentable(images: Tensor, augmentation: Augmentation) -> bool:
+        plain = images.is_floating_point() and augmentation.pixels.plain
+        return images.dim() == 4 and (plain or images.dtype == torch.uint8)
 
     @property
     def pixels(self) -> Pixels | None:

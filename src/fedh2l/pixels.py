@@ -30,14 +30,15 @@ class Pixels:
         if inputs.dtype != torch.uint8:
             return inputs
         values = inputs.to(dtype)
-        return values.div_(self.scale) if self._plain else self._shifted(values.div_(self.scale))
+        return values.div_(self.scale) if self.plain else self._shifted(values.div_(self.scale))
 
     def normalised(self, images: Tensor) -> Tensor:
         """The same for images whose values are 0 to 1 already."""
-        return images if self._plain else self._shifted(images)
+        return images if self.plain else self._shifted(images)
 
     @property
-    def _plain(self) -> bool:
+    def plain(self) -> bool:
+        """Whether values 0 to 1 are what a model is fed."""
         return not any(self.mean) and all(deviation == 1 for deviation in self.std)
 
     def _shifted(self, values: Tensor) -> Tensor:

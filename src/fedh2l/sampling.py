@@ -132,6 +132,11 @@ def shuffle_block(population: int, keys: Sequence[int]) -> NDArray[np.int64]:
     return cards.astype(np.int64)
 
 
+def word_block(keys: Sequence[int], count: int) -> NDArray[np.uint64]:
+    """`random_words` for many addresses at once, by their keys, `(keys, count)`."""
+    return _philox_words(keys, count)
+
+
 _BLOCK_ROWS = 4096
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B

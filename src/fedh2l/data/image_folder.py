@@ -96,7 +96,7 @@ class ImageFolder(Dataset):
         found = [self._list(folder, classes) for folder in folders]
         splits = [self._split(domain, seed) for domain in found]  # what is wrong is said before images are read
         about = self.preprocessing()
-        views = Augmentation(Pixels.of(about), self.crop, self.flip, self.jitter, self.augment == "all")
+        views = Augmentation(Pixels.of(about), self.crop, self.flip, self.jitter, public=self.augment == "all")
         augmentation = None if self.augment == "none" else views
         result = []
         for name, domain, split in zip(self.domain_names(seed), found, splits, strict=True):

