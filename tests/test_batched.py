@@ -40,6 +40,8 @@ VARIANTS = {
     "shared-state": ["method.optimizer_state=shared"],
     "soft": ["method.temperature=4", "method.kl_weight=0.5", "method.confidence=right"],
     "believed": ["method.confidence=label"],
+    "int4": ["method.encoding=int4"],
+    "topk": ["method.encoding=topk-2", "method.peers_per_round=2"],
     "views": ["data.augment=all"],
     "views-lenet": ["data.augment=all", "method.peers_per_round=2", *LENETS],
     "views-mixed": ["data.augment=local", *MIXED],

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedh2l.messages import Logits, Parameters, Posteriors, decode, encode
+from fedh2l.messages import Encoding, Logits, Parameters, Posteriors, decode, encode
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.peer.mailbox import AHEAD, LatestMailbox, Mailbox, Reason, Refused
 from fedh2l.roster import Roster
@@ -34,6 +34,7 @@ class Always:
     labels = staticmethod(labels)
 
     def __init__(self, method: FedH2L) -> None:
+        self.method = method
         self.teachers, self.exchanges, self.all = lambda round: method.teachers(ROSTER, round), method.exchanges, [self]
 
     def at(self, round: int) -> Always:
@@ -94,6 +95,7 @@ def changed(**changes) -> bytes:
         (changed(values=torch.full((ROWS - 1, CLASSES), 1 / CLASSES)), Reason.WRONG_SHAPE),
         (changed(values=torch.full((ROWS, CLASSES - 1), 1 / 2)), Reason.WRONG_SHAPE),
         (changed(correct=None), Reason.WRONG_SHAPE),
+        (changed(encoding=Encoding.of("int8")), Reason.WRONG_SHAPE),
         (changed(values=torch.full((ROWS, CLASSES), float("nan"))), Reason.UNSOUND),
         (changed(values=torch.tensor([[2.0, -1.0, 0.0]] * ROWS)), Reason.UNSOUND),
         (changed(values=torch.full((ROWS, CLASSES), 0.5)), Reason.UNSOUND),
@@ -272,3 +274,12 @@ def test_many_mutated_messages(count):
             payload = payload[: random.integers(len(payload) + 1)]
         accepted += judge(bytes(payload))
     assert 0 < accepted < count / 2  # a last bit of a value may differ; most changes may not
+
+
+def test_a_signal_in_fewer_bits_is_read_as_its_sender_read_it():
+    box = mailbox(encoding="int4")
+    short = Posteriors.of("b", 1, signal().values, labels("b", 1), Encoding.of("int4"))
+    box.accept("b", data(short))
+    (kept,) = box.collect(1, time.monotonic(), ALL)
+    assert torch.equal(kept.values, short.values)
+    assert reason(box, data(signal(round=2))) is Reason.WRONG_SHAPE  # float32 was not agreed

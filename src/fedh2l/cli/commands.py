@@ -91,7 +91,7 @@ def check(
         rows = settings.method.public_batch_rows(settings.run.batch_size)
         rows = min(rows, max(len(node.domain.public) for node in federation.nodes))
         classes = len(federation.nodes[0].domain.classes)
-        size = human_bytes(encoded_size("posteriors", "float32", (rows, classes)))
+        size = human_bytes(encoded_size("posteriors", str(settings.method.written), (rows, classes)))
         err.print(f"A teaching signal is at most {size}: {classes} posteriors each of {rows} public samples.")
     err.print(f"{config} is fine. Run it:  fedh2l run {config}", soft_wrap=True)
 

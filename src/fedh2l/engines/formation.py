@@ -152,7 +152,7 @@ class Formation:
             inbox = []
             for t in range(heard.shape[1]):
                 tensors = [tensor.index_select(0, heard[:, t]) for tensor in everybody.tensors()]
-                inbox.append(everybody.assemble(f"teacher {t}", round, tensors, everybody.flagged))
+                inbox.append(everybody.remade(f"teacher {t}", round, tensors))
             group.seed_torch("torch-mutual", round)
             self.method.receive(group, inbox, round)
         return (everybody,)
@@ -162,7 +162,7 @@ class Formation:
         federations, nodes = len(self.engines), len(self.names)
         columns = [tensor.view(federations, nodes, *tensor.shape[1:]) for tensor in everybody.tensors()]
         messages = [
-            everybody.assemble(name, round, [column[:, place] for column in columns], everybody.flagged)
+            everybody.remade(name, round, [column[:, place] for column in columns])
             for place, name in enumerate(self.names)
         ]
         self.server.seed_torch(round)
@@ -173,7 +173,7 @@ class Formation:
         stacked = [torch.stack(list(part), 1).flatten(0, 1) for part in parts]
         for group in self.groups:
             tensors = [tensor.index_select(0, group.places) for tensor in stacked]
-            answer = first.assemble(SERVER, round, tensors, first.flagged)
+            answer = first.remade(SERVER, round, tensors)
             group.record(round, **{ANSWER: _first_fault(answer, None)})
             group.seed_torch("torch-mutual", round)
             self.method.receive(group, [answer], round)
@@ -186,7 +186,7 @@ class Formation:
         order = torch.argsort(torch.cat([group.places for group in self.groups]))
         parts = zip(*(message.tensors() for message in sent), strict=True)
         tensors = [torch.cat(list(part)).index_select(0, order) for part in parts]
-        return sent[0].assemble("everybody", sent[0].round, tensors, sent[0].flagged)
+        return sent[0].remade("everybody", sent[0].round, tensors)
 
     # What the trainers ask
 
@@ -230,7 +230,7 @@ class Formation:
             for group in self.groups:
                 whose = group.places.div(len(self.names), rounding_mode="floor")
                 tensors = [tensor.index_select(0, whose) for tensor in message.tensors()]
-                self.method.complete(group, message.assemble(SERVER, self.round, tensors, message.flagged))
+                self.method.complete(group, message.remade(SERVER, self.round, tensors))
         return message
 
     def validate(self) -> list[int]:

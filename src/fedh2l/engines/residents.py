@@ -211,7 +211,7 @@ def _examined(signals: Sequence[tuple[Posteriors, Tensor]]) -> list[tuple[Messag
     for group in alike.values():
         first = group[0][0]
         tensors = [torch.stack(part) for part in zip(*(message.tensors() for message, _ in group), strict=True)]
-        together = first.assemble(first.sender, first.round, tensors, first.flagged)
+        together = first.remade(first.sender, first.round, tensors)
         flags = together.faults(torch.stack([labels for _, labels in group]))
         found += [(message, own) for (message, _), own in zip(group, flags, strict=True)]
     return found

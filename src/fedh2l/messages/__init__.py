@@ -1,11 +1,13 @@
 """What may cross between nodes: the kinds of messages, their byte form, and what a receiver refuses."""
 
-from fedh2l.messages.base import Encoding, Kind, Message
+from fedh2l.messages.base import Kind, Message
+from fedh2l.messages.encodings import PLAIN, Encoding
 from fedh2l.messages.kinds import KINDS, Features, Gradients, Logits, Parameters, Posteriors, Scalars, Vector
 from fedh2l.messages.wire import SERVER, decode, encode, encoded_size, round_of
 
 __all__ = [
     "KINDS",
+    "PLAIN",
     "SERVER",
     "Encoding",
     "Features",

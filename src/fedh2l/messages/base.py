@@ -11,21 +11,20 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from fedh2l.errors import MessageError
+from fedh2l.messages.encodings import PLAIN, Encoding
 
 Kind = Literal["posteriors", "logits", "parameters", "gradients", "features", "scalars"]
-Encoding = Literal["float32"]
-
 Layout = list[tuple[str, tuple[int, ...]]]
 """The arrays of a message in the order of its bytes: NumPy type and shape."""
 
-ITEM_SIZES = {"<f4": 4, "<u4": 4, "<u2": 2}
+ITEM_SIZES = {"<f4": 4, "<f2": 2, "<u4": 4, "<u2": 2, "<u1": 1}
 
 HEADER = struct.Struct("<4sHBB16sIIIHH")
 """Magic, schema, kind, encoding, federation digest, sender's place in the roster, round, rows, columns, flags."""
@@ -44,10 +43,8 @@ class Message(ABC):
     FAULTS: ClassVar[tuple[str, ...]]
     """Why a receiver refuses it, in the order of the flags of `faults`."""
 
-    @property
-    def encoding(self) -> Encoding:
-        """How values are written."""
-        return "float32"
+    encoding: Encoding = field(default=PLAIN, kw_only=True)
+    """How values are written."""
 
     @property
     @abstractmethod
@@ -61,12 +58,22 @@ class Message(ABC):
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """In the order of `layout`."""
+        """What it consists of; `assemble` makes it of them again."""
+
+    def arrays(self) -> list[Tensor]:
+        """What is written of it, in the order of `layout`."""
+        return self.tensors()
 
     @classmethod
     @abstractmethod
-    def layout(cls, shape: Sequence[int], flagged: bool) -> Layout:
+    def layout(cls, shape: Sequence[int], flagged: bool, encoding: Encoding = PLAIN) -> Layout:
         """The arrays of a message of this shape."""
+
+    @classmethod
+    def read(cls, sender: str, round: int, arrays: list[Tensor], shape: Sequence[int], encoding: Encoding) -> Self:
+        """A message from what was written, in the order of `layout`."""
+        flagged = len(arrays) > len(cls.layout(shape, False, encoding))
+        return cls.assemble(sender, round, arrays, flagged)
 
     @classmethod
     @abstractmethod
@@ -81,14 +88,14 @@ class Message(ABC):
         """
 
     @classmethod
-    def payload_size_of(cls, shape: Sequence[int], flagged: bool) -> int:
+    def payload_size_of(cls, shape: Sequence[int], flagged: bool, encoding: Encoding = PLAIN) -> int:
         """Bytes behind the header of a message of this shape."""
-        return sum(ITEM_SIZES[item] * math.prod(size) for item, size in cls.layout(shape, flagged))
+        return sum(ITEM_SIZES[item] * math.prod(size) for item, size in cls.layout(shape, flagged, encoding))
 
     @property
     def payload_size(self) -> int:
         """Bytes of what a paper counts, with no header."""
-        return self.payload_size_of(self.shape, self.flagged)
+        return self.payload_size_of(self.shape, self.flagged, self.encoding)
 
     @property
     def encoded_size(self) -> int:
@@ -99,7 +106,12 @@ class Message(ABC):
         """The same message on a device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        moved |= {name: tuple(t.to(device) for t in v) for name, v in values.items() if isinstance(v, tuple)}
         return replace(self, **moved)
+
+    def remade(self, sender: str, round: int, tensors: list[Tensor]) -> Self:
+        """A message of this kind and encoding of other tensors."""
+        return replace(self.assemble(sender, round, tensors, self.flagged), encoding=self.encoding)
 
     def check_shape(self, *agreed: int) -> None:
         """Refuses a message that is not of the agreed shape; shapes are known to the host, so this one raises."""

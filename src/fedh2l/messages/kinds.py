@@ -12,6 +12,7 @@ from torch import Tensor
 from fedh2l.errors import MessageError
 from fedh2l.losses import correct_count
 from fedh2l.messages.base import Kind, Layout, Message, not_finite
+from fedh2l.messages.encodings import PLAIN, Encoding
 
 ROW_SUM_TOLERANCE = 1e-4
 
@@ -24,6 +25,8 @@ class Posteriors(Message):
     """`(rows, classes)`; each row a distribution over the classes."""
     correct: Tensor | None
     """0…rows, an integer tensor `()`; None when the public data has no labels."""
+    codes: tuple[Tensor, ...] = ()
+    """How the sender wrote the values, where that is not in float32; whoever reads them needs it no more."""
 
     kind: ClassVar[Kind] = "posteriors"
     code: ClassVar[int] = 1
@@ -35,10 +38,14 @@ class Posteriors(Message):
     )
 
     @classmethod
-    def of(cls, sender: str, round: int, probabilities: Tensor, labels: Tensor | None) -> Self:
+    def of(
+        cls, sender: str, round: int, probabilities: Tensor, labels: Tensor | None, encoding: Encoding = PLAIN
+    ) -> Self:
         """The signal of a node, in exactly the values that its receivers will decode."""
-        values = probabilities.detach().to(torch.float32)
-        return cls(sender, round, values, None if labels is None else correct_count(values, labels))
+        codes = encoding.written(probabilities.detach())
+        values = encoding.read(codes, probabilities.shape[-1])
+        correct = None if labels is None else correct_count(values, labels)
+        return cls(sender, round, values, correct, () if encoding == PLAIN else tuple(codes), encoding=encoding)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,15 +68,28 @@ class Posteriors(Message):
         """The count, if any, then the values."""
         return [self.values] if self.correct is None else [self.correct, self.values]
 
+    def arrays(self) -> list[Tensor]:
+        """The count, if any, then the values as they are written."""
+        codes = self.codes or self.encoding.written(self.values)
+        return [*codes] if self.correct is None else [self.correct, *codes]
+
     @classmethod
-    def layout(cls, shape: Sequence[int], flagged: bool) -> Layout:
+    def layout(cls, shape: Sequence[int], flagged: bool, encoding: Encoding = PLAIN) -> Layout:
         """The count comes first."""
-        return [("<u4", ())] * flagged + [("<f4", tuple(shape))]
+        rows, classes = shape
+        return [("<u4", ())] * flagged + encoding.arrays(rows, classes)
 
     @classmethod
     def assemble(cls, sender: str, round: int, tensors: list[Tensor], flagged: bool) -> Self:
         """From count and values."""
         return cls(sender, round, tensors[-1], tensors[0] if flagged else None)
+
+    @classmethod
+    def read(cls, sender: str, round: int, arrays: list[Tensor], shape: Sequence[int], encoding: Encoding) -> Self:
+        """From the count, if there is one, and the values as they are written."""
+        count = len(arrays) - len(encoding.arrays(*shape))
+        values = encoding.read(arrays[count:], shape[-1])
+        return cls(sender, round, values, arrays[0] if count else None, encoding=encoding)
 
     def faults(self, labels: Tensor | None = None) -> Tensor:
         """A receiver that holds the labels counts again."""
@@ -120,7 +140,7 @@ class Logits(Message):
         return [self.values]
 
     @classmethod
-    def layout(cls, shape: Sequence[int], flagged: bool) -> Layout:
+    def layout(cls, shape: Sequence[int], flagged: bool, encoding: Encoding = PLAIN) -> Layout:
         """Row by row."""
         return [("<f4", tuple(shape))]
 
@@ -166,7 +186,7 @@ class Vector(Message):
         return [self.values] if self.loss is None else [self.loss, self.values]
 
     @classmethod
-    def layout(cls, shape: Sequence[int], flagged: bool) -> Layout:
+    def layout(cls, shape: Sequence[int], flagged: bool, encoding: Encoding = PLAIN) -> Layout:
         """The loss comes first."""
         return [("<f4", ())] * flagged + [("<f4", tuple(shape))]
 
@@ -232,7 +252,7 @@ class Features(Message):
         return [self.values, self.logits, self.labels]
 
     @classmethod
-    def layout(cls, shape: Sequence[int], flagged: bool) -> Layout:
+    def layout(cls, shape: Sequence[int], flagged: bool, encoding: Encoding = PLAIN) -> Layout:
         """Three arrays, one after the other."""
         rows, width, classes = shape
         return [("<f4", (rows, width)), ("<f4", (rows, classes)), ("<u2", (rows,))]

@@ -10,24 +10,26 @@ import numpy as np
 import torch
 
 from fedh2l.errors import MessageError
-from fedh2l.messages.base import HEADER, ITEM_SIZES, Encoding, Kind, Message
-from fedh2l.messages.kinds import KINDS, Features, Vector
+from fedh2l.messages.base import HEADER, ITEM_SIZES, Kind, Message
+from fedh2l.messages.encodings import CODES, PLAIN, Encoding
+from fedh2l.messages.kinds import KINDS, Features, Posteriors, Vector
 from fedh2l.roster import RESERVED, Roster
 
 SCHEMA = 1
 MAGIC = b"FH2L"
 SERVER = RESERVED
 
-_ENCODINGS: dict[Encoding, int] = {"float32": 1}
 _SERVER_PLACE = 2**32 - 1
 _FLAGGED = 1
+_TYPES = {"<f4": np.float32, "<f2": np.float16, "<u1": np.uint8}
+"""As what numbers are read that are not counted with."""
 
 
-def encoded_size(kind: Kind, encoding: Encoding, shape: Sequence[int], flagged: bool = True) -> int:
+def encoded_size(kind: Kind, encoding: str, shape: Sequence[int], flagged: bool = True) -> int:
     """Bytes of the byte form of a message of `shape`, equal to `len(encode(…))`."""
-    if kind not in KINDS or encoding not in _ENCODINGS:
+    if kind not in KINDS or (kind != Posteriors.kind and encoding != str(PLAIN)):
         raise MessageError(f"there is no message '{kind}' in encoding '{encoding}'")
-    return HEADER.size + KINDS[kind].payload_size_of(shape, flagged)
+    return HEADER.size + KINDS[kind].payload_size_of(shape, flagged, Encoding.of(encoding))
 
 
 def encode(message: Message, roster: Roster) -> bytes:
@@ -37,16 +39,16 @@ def encode(message: Message, roster: Roster) -> bytes:
         MAGIC,
         SCHEMA,
         message.code,
-        _ENCODINGS[message.encoding],
+        message.encoding.code,
         roster.digest,
         _SERVER_PLACE if message.sender == SERVER else roster.index[message.sender],
         message.round,
         shape[0],
         shape[-1] if len(shape) > 1 else 1,
-        _FLAGGED if message.flagged else 0,
+        (_FLAGGED if message.flagged else 0) | message.encoding.kept << 8,
     )
-    types = [item for item, _ in message.layout(shape, message.flagged)]
-    arrays = [tensor.detach().cpu().numpy() for tensor in message.tensors()]
+    types = [item for item, _ in message.layout(shape, message.flagged, message.encoding)]
+    arrays = [tensor.detach().cpu().numpy() for tensor in message.arrays()]
     return header + b"".join(array.astype(item).tobytes() for array, item in zip(arrays, types, strict=True))
 
 
@@ -72,7 +74,8 @@ def decode(data: bytes, roster: Roster) -> Message:
     if schema != SCHEMA:
         raise MessageError(f"schema version {schema}, but {SCHEMA} is spoken here")
     kind = next((kind for kind in KINDS.values() if kind.code == code), None)
-    if kind is None or encoding not in _ENCODINGS.values() or flags & ~_FLAGGED:
+    written = next((Encoding(name, flags >> 8) for name, number in CODES.items() if number == encoding), None)
+    if kind is None or written is None or not _sound(kind, written) or flags & 0xFF & ~_FLAGGED:
         raise MessageError(f"unknown kind {code}, encoding {encoding} or flags {flags}")
     if digest != roster.digest:
         raise MessageError("the message belongs to another federation")
@@ -80,17 +83,24 @@ def decode(data: bytes, roster: Roster) -> Message:
         raise MessageError(f"sender {place} is not in the roster")
     shape = _shape(kind, rows, columns, len(data) - HEADER.size)
     flagged = bool(flags & _FLAGGED)
-    expected = HEADER.size + kind.payload_size_of(shape, flagged)
+    expected = HEADER.size + kind.payload_size_of(shape, flagged, written)
     if rows < 1 or columns < 1 or len(data) != expected:
         raise MessageError(f"{len(data)} bytes where {expected} belong to {rows} rows of {columns} columns")
-    tensors, start = [], HEADER.size
-    for item, size in kind.layout(shape, flagged):
+    arrays, start = [], HEADER.size
+    for item, size in kind.layout(shape, flagged, written):
         count = math.prod(size)
         array = np.frombuffer(data, item, count, start).reshape(size)
-        tensors.append(torch.from_numpy(array.astype(np.float32 if item == "<f4" else np.int64)))
+        arrays.append(torch.from_numpy(array.astype(_TYPES.get(item, np.int64))))
         start += count * ITEM_SIZES[item]
     sender = SERVER if place == _SERVER_PLACE else roster.names[place]
-    return kind.assemble(sender, round, tensors, flagged)
+    return kind.read(sender, round, arrays, shape, written)
+
+
+def _sound(kind: type[Message], encoding: Encoding) -> bool:
+    """Whether messages of a kind are written so."""
+    if kind is not Posteriors:
+        return encoding == PLAIN
+    return 0 < encoding.kept < 100 if encoding.name == "topk" else not encoding.kept
 
 
 def _shape(kind: type[Message], rows: int, columns: int, body: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedh2l.errors import ConfigError, MessageError
 from fedh2l.learner import Learner, architectures
-from fedh2l.messages import Kind, Message
+from fedh2l.messages import PLAIN, Encoding, Kind, Message
 from fedh2l.node import Node
 from fedh2l.roster import Roster
 from fedh2l.section import Section
@@ -133,6 +133,11 @@ class Method(Section):
     def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """What else to test beside the node's model: functions from inputs to logits, by name."""
         return {}
+
+    @property
+    def written(self) -> Encoding:
+        """How posteriors are written that it sends."""
+        return PLAIN
 
     @property
     def wants_average(self) -> bool:

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedh2l.domain import Samples
 from fedh2l.learner import Learner, LocalData
 from fedh2l.losses import cross_entropy, cross_entropy_rows, kl_rows
-from fedh2l.messages import Kind, Message, Posteriors
+from fedh2l.messages import Encoding, Kind, Message, Posteriors
+from fedh2l.messages.encodings import PATTERN
 from fedh2l.methods.base import Method
 from fedh2l.projection import Projection, pcgrad, project, unprojected
 from fedh2l.roster import Roster
@@ -60,6 +61,12 @@ class FedH2L(Method):
         "accuracy",
         description="how much a teacher is believed: accuracy, its share of right answers in the batch (the paper's); "
         "right, only where its answer is right; label, the probability that it gives to the label; none, always",
+    )
+    encoding: str = Field(
+        "float32",
+        pattern=f"^({PATTERN})$",
+        description="how posteriors are sent: float32; float16; int8 or int4, logarithms in so many bits; topk-K, the "
+        "K likeliest classes alone",
     )
     teacher: Literal["present", "average"] = Field(
         "present",
@@ -136,7 +143,7 @@ class FedH2L(Method):
         """The teaching signal [p_i, Acc_i] on the node's own public batch."""
         batch = self._public_batch(node, node.name, round)
         logits = node.teach(batch.inputs) if self.teacher == "average" else node.predict(batch.inputs)
-        return Posteriors.of(node.name, round, torch.softmax(logits, -1), batch.labels)
+        return Posteriors.of(node.name, round, torch.softmax(logits, -1), batch.labels, self.written)
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
@@ -153,6 +160,11 @@ class FedH2L(Method):
         projection = self._projected(g_pub, g_loc)
         node.step(projection.gradient, "mutual", self._mutual_state)
         node.record(round, ce=ce, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
+
+    @property
+    def written(self) -> Encoding:
+        """As set."""
+        return Encoding.of(self.encoding)
 
     @property
     def wants_average(self) -> bool:

@@ -100,6 +100,10 @@ class Mailbox:
         agreed = term.shape(sender)
         if signal.shape != agreed or not signal.flagged:
             raise Refused(Reason.WRONG_SHAPE, f"it has shape {signal.shape}, where {agreed} and a count were agreed")
+        if signal.encoding != term.method.written:
+            raise Refused(
+                Reason.WRONG_SHAPE, f"it is written in {signal.encoding}, where {term.method.written} was agreed"
+            )
         flags = signal.faults(term.labels(sender, signal.round)).tolist()
         if any(flags):
             raise Refused(Reason.UNSOUND, f"it holds {signal.FAULTS[flags.index(True)]}")

@@ -178,8 +178,8 @@ class Rehearsal:
         for name in self.names:
             start, end = self.bundle.ranges[name]
             rows = min(method.public_batch_rows(self.config.run.batch_size), end - start)
-            payload = Posteriors.payload_size_of((rows, classes), True)
-            size = encoded_size("posteriors", "float32", (rows, classes))
+            payload = Posteriors.payload_size_of((rows, classes), True, method.written)
+            size = encoded_size("posteriors", str(method.written), (rows, classes))
             for other, sent in said[name]["bytes"].items():
                 if sent:
                     ledger.edges[f"{name}->{other}"] += sent

@@ -119,8 +119,9 @@ class Terms:
 
     def largest(self, sender: str) -> int:
         """Bytes of the largest signal that somebody may send."""
-        shapes = [term.shape(sender) for term in self.all if sender in term.roster.names]
-        return max((encoded_size("posteriors", "float32", shape) for shape in shapes), default=0)
+        theirs = [term for term in self.all if sender in term.roster.names]
+        sizes = [encoded_size("posteriors", str(term.method.written), term.shape(sender)) for term in theirs]
+        return max(sizes, default=0)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

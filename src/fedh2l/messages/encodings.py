@@ -1,0 +1,113 @@
+"""How posteriors are written: in float32, as the paper's are, or in fewer bits; what is read is a distribution again.
+
+| encoding | a row over M classes |
+| --- | --- |
+| float32 | the values, 4·M bytes |
+| float16 | the values, 2·M bytes |
+| int8 | how far each logarithm is below the largest, in 16ths, up to 255: M bytes |
+| int4 | the same in halves, up to 15, two in a byte: ⌈M/2⌉ bytes |
+| topk-K | the K likeliest classes and their values in float16, 3·K bytes (4·K above 256 classes); others share alike |
+
+All of it is arithmetic on tensors with any leading dimensions, on whatever device they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedh2l.errors import MessageError
+
+Array = tuple[str, tuple[int, ...]]
+"""NumPy type and shape."""
+
+STEPS = {"int8": (1 / 16, 255), "int4": (1 / 2, 15)}
+"""What a code is worth in logarithms, and the largest one."""
+CODES = {"float32": 1, "float16": 2, "int8": 3, "int4": 4, "topk": 5}
+"""What stands for an encoding in a header."""
+PATTERN = r"float32|float16|int8|int4|topk-[1-9][0-9]?"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One of them; `kept` is how many classes of a row are written, if not all are."""
+
+    name: str
+    kept: int = 0
+
+    @staticmethod
+    @cache
+    def of(text: str) -> Encoding:
+        """From `float32`, `topk-3`, …"""
+        if not re.fullmatch(PATTERN, text):
+            raise MessageError(
+                f"there is no encoding '{text}'; there are float32, float16, int8, int4 and topk-1 to 99"
+            )
+        name, _, kept = text.partition("-")
+        return Encoding(name, int(kept or 0))
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.kept}" if self.kept else self.name
+
+    @property
+    def code(self) -> int:
+        """What stands for it in a header."""
+        return CODES[self.name]
+
+    def arrays(self, rows: int, classes: int) -> list[Array]:
+        """What is written of so many rows."""
+        if self.name == "topk":
+            kept = min(self.kept, classes)
+            return [("<u1" if classes <= 256 else "<u2", (rows, kept)), ("<f2", (rows, kept))]
+        if self.name == "int4":
+            return [("<u1", (rows, (classes + 1) // 2))]
+        return [({"float32": "<f4", "float16": "<f2", "int8": "<u1"}[self.name], (rows, classes))]
+
+    def written(self, p: Tensor) -> list[Tensor]:
+        """Posteriors `(…, rows, classes)` as they are written, in the shapes of `arrays`."""
+        if self.name == "float32":
+            return [p.to(torch.float32)]
+        if self.name == "float16":
+            return [p.to(torch.float16)]
+        if self.name == "topk":
+            values, classes = torch.topk(p, min(self.kept, p.shape[-1]), -1)
+            return [classes, values.to(torch.float16)]
+        step, most = STEPS[self.name]
+        logarithms = torch.log(p.to(torch.float64))
+        below = (logarithms.amax(-1, keepdim=True) - logarithms) / step
+        codes = torch.nan_to_num(below, nan=most, posinf=most).round().clamp(0, most).to(torch.uint8)
+        if self.name == "int4":
+            codes = F.pad(codes, (0, codes.shape[-1] % 2))
+            codes = codes[..., ::2] + 16 * codes[..., 1::2]
+        return [codes]
+
+    def read(self, arrays: Sequence[Tensor], classes: int) -> Tensor:
+        """Posteriors from what was written; rows of all but float32, which is sent as it is, sum to 1."""
+        if self.name == "float32":
+            return arrays[0]
+        if self.name == "float16":
+            values = arrays[0].to(torch.float32)
+            return values / values.sum(-1, keepdim=True)
+        if self.name == "topk":
+            return _filled(arrays[0].long(), arrays[1].to(torch.float32), classes)
+        codes = arrays[0]
+        if self.name == "int4":
+            codes = torch.stack([codes % 16, codes // 16], -1).flatten(-2)[..., :classes]
+        step, _ = STEPS[self.name]
+        return torch.softmax(codes.to(torch.float32) * -step, -1)
+
+
+def _filled(places: Tensor, values: Tensor, classes: int) -> Tensor:
+    """Rows with values at some places, and what is missing to 1 spread evenly over the others."""
+    missing = (1 - values.sum(-1, keepdim=True)).clamp_min(0) / max(classes - places.shape[-1], 1)
+    rows = missing.expand(*missing.shape[:-1], classes).scatter(-1, places.clamp(0, classes - 1), values)
+    return rows / rows.sum(-1, keepdim=True)
+
+
+PLAIN = Encoding.of("float32")
