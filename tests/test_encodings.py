@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from fedh2l.errors import ConfigError, MessageError
 from fedh2l.messages import Encoding, Posteriors, decode, encode, encoded_size
 from fedh2l.messages.base import HEADER
+from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.roster import Roster
 from fedh2l.trainer import Trainer
 
@@ -124,3 +127,51 @@ def test_bytes_are_counted_as_they_are_sent(federation):
         assert results[name].bytes["total"] == 20 * 12 * (HEADER.size + 4 + rows * row)
         assert results[name].bytes["payload"] == 20 * 12 * (4 + rows * row)
     assert results["int8"].matrix != results["float32"].matrix
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_distribution_is_refused_by_its_receivers(name):
+    p = posteriors()
+    p[2, 3] = float("nan")
+    message = Posteriors.of("b", 3, p, None, Encoding.of(name))
+    assert message.faults()[0]
+    assert decode(encode(message, ROSTER), ROSTER).faults()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays"),
+    [
+        ("float16", [torch.tensor([[-0.5, -0.25, -0.25]])]),
+        ("float16", [torch.zeros(1, 3)]),
+        ("int8", [torch.tensor([[1, 2, 3]])]),
+        ("int4", [torch.tensor([[0x11, 0x01]])]),
+        ("topk-2", [torch.tensor([[0, 0]]), torch.tensor([[0.5, 0.25]])]),
+        ("topk-2", [torch.tensor([[0, 3]]), torch.tensor([[0.5, 0.25]])]),
+        ("topk-2", [torch.tensor([[0, 1]]), torch.tensor([[0.75, -0.25]])]),
+        ("topk-3", [torch.tensor([[0, 1, 2]]), torch.tensor([[-0.5, -0.25, -0.25]])]),
+    ],
+)
+def test_what_nobody_would_have_written_is_no_number(name, arrays):
+    assert Encoding.of(name).read(arrays, 3).isnan().all()
+
+
+def test_a_few_bytes_are_not_unfolded_to_many_numbers():
+    p = torch.full((200, 300), 1 / 300)
+    data = bytearray(encode(Posteriors.of("b", 3, p, None, Encoding.of("topk-1")), ROSTER))
+    data[36:38] = b"\xff\xff"
+    assert decode(bytes(data), ROSTER).shape == (200, 65535)
+    with pytest.raises(MessageError, match="200 rows of 65535 columns, where there are at most 320 numbers"):
+        decode(bytes(data), ROSTER, most=320)
+
+
+def test_a_method_that_writes_otherwise_than_it_says_is_stopped(federation):
+    class Careless(FedH2L):
+        name = "careless"
+
+        def emit(self, node, round):
+            message = super().emit(node, round)
+            return Posteriors.of(message.sender, round, message.values, None)
+
+    careless = replace(federation(), method=Careless(encoding="int8"))
+    with pytest.raises(MessageError, match="sends posteriors in float32, and int8 in `written`"):
+        Trainer(careless).run()

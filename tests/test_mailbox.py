@@ -283,3 +283,10 @@ def test_a_signal_in_fewer_bits_is_read_as_its_sender_read_it():
     (kept,) = box.collect(1, time.monotonic(), ALL)
     assert torch.equal(kept.values, short.values)
     assert reason(box, data(signal(round=2))) is Reason.WRONG_SHAPE  # float32 was not agreed
+
+
+def test_a_signal_that_would_unfold_to_more_than_is_agreed_is_not_read():
+    box = mailbox(encoding="topk-1")
+    payload = bytearray(data(Posteriors.of("b", 1, torch.full((4, 300), 1 / 300), None, Encoding.of("topk-1"))))
+    payload[36:38] = b"\xff\xff"
+    assert reason(box, bytes(payload)) is Reason.MALFORMED

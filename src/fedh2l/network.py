@@ -146,14 +146,21 @@ class Network:
     def _takes_channels_last(self, inputs: Tensor, how: Mapping[str, Any]) -> bool:
         """Whether the model works on images laid out so: one that takes a `view` of what a layer returns does not."""
         modes = [layer.training for layer in self._modules]
-        self._set_mode(training=False)
+        buffers = [buffer.clone() for buffer in self.module.buffers()]
+        few = inputs[:2].contiguous(memory_format=torch.channels_last)
         try:
-            self.module(inputs[:2].contiguous(memory_format=torch.channels_last), **how)
+            with torch.random.fork_rng([inputs.device]):
+                for training in (False, True) if len(few) > 1 else (False,):
+                    self._set_mode(training)
+                    self.module(few, **how)
         except RuntimeError:
             return False
         finally:
-            for layer, training in zip(self._modules, modes, strict=True):
-                layer.training = training
+            self._set_mode(modes[0])
+            for layer, mode in zip(self._modules, modes, strict=True):
+                layer.training = mode
+            for buffer, value in zip(self.module.buffers(), buffers, strict=True):
+                buffer.copy_(value)
         return True
 
     def gradient(self, loss: Tensor) -> Tensor:
@@ -169,7 +176,7 @@ class Network:
         self._update(gradient, self.optimizer_states[key], self.optimizer.rate(phase))
 
     def _update(self, gradient: Tensor, state: State, rate: float) -> None:
-        if can_step(self.optimizer, self.parameters):
+        if can_step(self.optimizer, self.parameters, gradient):
             step(self.optimizer, self.parameters, gradient, state, rate)
         else:
             self.optimizer.step(self.parameters, gradient, state, rate)

@@ -77,11 +77,18 @@ def rows_of(vectors: Tensor) -> tuple[int, int, int]:
     return max(1, min(BLOCKS, ceil(size / THREADS))), vectors.numel() // max(size, 1), size
 
 
+def can_take(vectors: Tensor, others: Tensor) -> bool:
+    """Whether kernels can go through two tensors side by side."""
+    alike = vectors.shape == others.shape and vectors.dtype == others.dtype and vectors.device == others.device
+    return alike and vectors.is_cuda and vectors.dtype in TYPES and available(vectors.device)
+
+
 @cache
-def available() -> bool:
-    """Whether kernels can be compiled here; one is, to see."""
+def available(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a GPU; one is, to see."""
     try:
-        kernel("adam.cu", "adam", torch.float32, {})
+        with torch.cuda.device(device):
+            kernel("adam.cu", "adam", torch.float32, {})
     except (ImportError, OSError, RuntimeError) as error:
         log.info("without CUDA kernels of its own: %s", str(error).strip().splitlines()[0])
         return False

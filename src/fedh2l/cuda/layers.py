@@ -153,7 +153,7 @@ def _device(tensor: Tensor) -> tuple[int, int]:
 
 def can_convolve(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
     """Whether kernels exist for one network's input `(rows, channels, height, width)` and its weights."""
-    if not (x.is_cuda and x.dtype in TYPES and weight.dtype == x.dtype and available()):
+    if not (x.is_cuda and x.dtype in TYPES and weight.dtype == x.dtype and available(x.device)):
         return False
     shape, item = _shape(x, weight, padding), x.element_size()
     processors, limit = _device(x)
@@ -310,4 +310,4 @@ def _leading(info: Any, tensor: Tensor, dim: int | None) -> Tensor:
 
 def can_pool(x: Tensor) -> bool:
     """Whether kernels exist for images of this kind."""
-    return x.is_cuda and x.dtype in TYPES and available()
+    return x.is_cuda and x.dtype in TYPES and available(x.device)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedh2l.cuda.compiler import THREADS, TYPES, available, kernel, rows_of
+from fedh2l.cuda.compiler import THREADS, can_take, kernel, rows_of
 from fedh2l.optimizers import BETA1, BETA2, EPSILON, OptimizerSettings, State
 
 
-def can_step(settings: OptimizerSettings, parameters: Tensor) -> bool:
-    """Whether there is a kernel for this update rule and these parameters `(…, parameters)`."""
-    return settings.name in ("adam", "amsgrad") and parameters.is_cuda and parameters.dtype in TYPES and available()
+def can_step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor) -> bool:
+    """Whether there is a kernel for this update rule and these parameters and gradients `(…, parameters)`."""
+    return settings.name in ("adam", "amsgrad") and can_take(parameters, gradient)
 
 
 def step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedh2l.cuda.compiler import THREADS, TYPES, available, kernel, rows_of
+from fedh2l.cuda.compiler import THREADS, can_take, kernel, rows_of
 
 
 def can_project(a: Tensor, b: Tensor) -> bool:
     """Whether there are kernels for these gradients `(…, parameters)`."""
-    return a.is_cuda and a.dtype in TYPES and a.shape == b.shape and a.dtype == b.dtype and available()
+    return can_take(a, b)
 
 
 def inner_products(a: Tensor, b: Tensor) -> list[Tensor]:

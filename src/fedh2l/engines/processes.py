@@ -94,8 +94,9 @@ class ProcessEngine(SpreadEngine):
             self.ledger.heard(teachers, sizes.__getitem__)
             return Heard(round, teachers, sent)
         said = self.hub.answers({name: unsealed(message) for name, message in sent.items()}, round)
-        alike = {id(answer): sealed(answer) for (answer,) in said.values()}
-        answers = {name: alike[id(answer)] for name, (answer,) in said.items()}
+        distinct = {id(answer): answer for (answer,) in said.values()}
+        written = {key: sealed(answer) for key, answer in distinct.items()}
+        answers = {name: written[id(answer)] for name, (answer,) in said.items()}
         return Heard(round, {name: (name,) for name in self.roster.names}, answers)
 
     def revive(self) -> list[str]:

@@ -8,6 +8,9 @@
 | int4 | the same in halves, up to 15, two in a byte: ⌈M/2⌉ bytes |
 | topk-K | the K likeliest classes and their values in float16, 3·K bytes (4·K above 256 classes); others share alike |
 
+Classes within half a step of the likeliest are equal to it in int8 and int4. A row that is no distribution (of a
+network that has diverged, or of somebody who wants to do harm) is read as no number, which receivers refuse.
+
 All of it is arithmetic on tensors with any leading dimensions, on whatever device they are.
 """
 
@@ -81,7 +84,7 @@ class Encoding:
         step, most = STEPS[self.name]
         logarithms = torch.log(p.to(torch.float64))
         below = (logarithms.amax(-1, keepdim=True) - logarithms) / step
-        codes = torch.nan_to_num(below, nan=most, posinf=most).round().clamp(0, most).to(torch.uint8)
+        codes = torch.nan_to_num(below, nan=most, posinf=most).round().clamp(0, most).to(torch.uint8)  # 0 is in no NaN
         if self.name == "int4":
             codes = F.pad(codes, (0, codes.shape[-1] % 2))
             codes = codes[..., ::2] + 16 * codes[..., 1::2]
@@ -93,21 +96,29 @@ class Encoding:
             return arrays[0]
         if self.name == "float16":
             values = arrays[0].to(torch.float32)
-            return values / values.sum(-1, keepdim=True)
+            return _refused((values < 0).any(-1), values / values.sum(-1, keepdim=True))
         if self.name == "topk":
             return _filled(arrays[0].long(), arrays[1].to(torch.float32), classes)
         codes = arrays[0]
         if self.name == "int4":
             codes = torch.stack([codes % 16, codes // 16], -1).flatten(-2)[..., :classes]
         step, _ = STEPS[self.name]
-        return torch.softmax(codes.to(torch.float32) * -step, -1)
+        return _refused((codes != 0).all(-1), torch.softmax(codes.to(torch.float32) * -step, -1))
 
 
 def _filled(places: Tensor, values: Tensor, classes: int) -> Tensor:
     """Rows with values at some places, and what is missing to 1 spread evenly over the others."""
     missing = (1 - values.sum(-1, keepdim=True)).clamp_min(0) / max(classes - places.shape[-1], 1)
     rows = missing.expand(*missing.shape[:-1], classes).scatter(-1, places.clamp(0, classes - 1), values)
-    return rows / rows.sum(-1, keepdim=True)
+    ordered = places.sort(-1).values
+    twice = (ordered[..., 1:] == ordered[..., :-1]).any(-1)
+    wrong = twice | (places >= classes).any(-1) | (values < 0).any(-1)
+    return _refused(wrong, rows / rows.sum(-1, keepdim=True))
+
+
+def _refused(wrong: Tensor, rows: Tensor) -> Tensor:
+    """Rows without a number where nobody would have written them so, for those who check what they were sent."""
+    return rows.masked_fill(wrong.unsqueeze(-1), torch.nan)
 
 
 PLAIN = Encoding.of("float32")

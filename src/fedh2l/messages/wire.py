@@ -63,10 +63,11 @@ def _header(data: bytes) -> tuple[Any, ...]:
     return HEADER.unpack_from(data)
 
 
-def decode(data: bytes, roster: Roster) -> Message:
+def decode(data: bytes, roster: Roster, most: int | None = None) -> Message:
     """The tensor form of `data`; whatever is not a well-formed message of this federation raises `MessageError`.
 
-    What the values are worth is for `faults` to say.
+    What the values are worth is for `faults` to say. A few bytes may stand for many numbers; `most` is how many of
+    them a message may hold, so that nobody is made to unfold more.
     """
     magic, schema, code, encoding, digest, place, round, rows, columns, flags = _header(data)
     if magic != MAGIC:
@@ -86,6 +87,8 @@ def decode(data: bytes, roster: Roster) -> Message:
     expected = HEADER.size + kind.payload_size_of(shape, flagged, written)
     if rows < 1 or columns < 1 or len(data) != expected:
         raise MessageError(f"{len(data)} bytes where {expected} belong to {rows} rows of {columns} columns")
+    if most is not None and math.prod(shape) > most:
+        raise MessageError(f"{rows} rows of {columns} columns, where there are at most {most} numbers")
     arrays, start = [], HEADER.size
     for item, size in kind.layout(shape, flagged, written):
         count = math.prod(size)

@@ -38,8 +38,6 @@ class Method(Section):
     name: ClassVar[str]
     heterogeneous: ClassVar[bool | Literal["partly"]] = True
     """Whether nodes may have models of different architectures; partly, if some of it is common to all."""
-    averages: ClassVar[bool] = True
-    """Whether an average of a node's weights, which run.average asks for, is a model."""
     decentralised: ClassVar[bool] = True
     """Whether it does without a server."""
     sends: ClassVar[tuple[Kind, ...]] = ()
@@ -135,6 +133,11 @@ class Method(Section):
         return {}
 
     @property
+    def averages(self) -> bool:
+        """Whether an average of a node's weights is a model: not where half of it is brought from a server."""
+        return type(self).complete is Method.complete
+
+    @property
     def written(self) -> Encoding:
         """How posteriors are written that it sends."""
         return PLAIN
@@ -153,6 +156,8 @@ def check_declared(method: Method, message: Message) -> None:
     """Refuses a message of a kind that the method does not declare."""
     if message.kind not in method.sends:
         raise MessageError(f"{method.title} sends {message.kind}, which it does not declare in `sends`")
+    if message.kind == "posteriors" and message.encoding != method.written:
+        raise MessageError(f"{method.title} sends posteriors in {message.encoding}, and {method.written} in `written`")
 
 
 def require_one_architecture(learners: Sequence[Learner], method: str, able: Sequence[str]) -> None:

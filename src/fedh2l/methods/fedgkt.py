@@ -44,7 +44,6 @@ class FedGKT(Method):
     name: ClassVar[str] = "fedgkt"
     heterogeneous: ClassVar[Literal["partly"]] = "partly"  # stems differ, the trunk is one
     decentralised: ClassVar[bool] = False
-    averages: ClassVar[bool] = False  # half of a node's model is the server's
     sends: ClassVar[tuple[Kind, ...]] = ("features", "logits", "parameters")
     presets: ClassVar[Mapping[str, Preset]] = {
         "native": {"method.server_epochs": 20, "method.server_distillation": False, "run.batch_size": 256}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -89,7 +90,7 @@ class Mailbox:
             raise Refused(Reason.TOO_LARGE, f"{len(data)} bytes, where at most {largest} are agreed")
         try:
             term = self.terms.at(round_of(data))
-            signal = decode(data, term.roster)
+            signal = decode(data, term.roster, math.prod(term.shape(sender)))
         except MessageError as error:
             raise Refused(Reason.MALFORMED, str(error)) from None
         if not isinstance(signal, Posteriors):

@@ -135,6 +135,10 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
     agreed = {"rounds": terms.rounds_of(name), "seed": first.roster.seed}
     size = first.charter.agreement.batch_size
     run = RunSettings.read({**given, **agreed, "batch_size": size, "engine": "local"}, "run").resolved()
+    if not run.average and any(term.method.wants_average for term in terms.all):
+        raise ConfigError(
+            "run.average: the roster says that averages of weights teach (method.teacher); set it, to 0.99 say"
+        )
     domain = _own_domain(dataset(raw.get("data", {})), settings.domain or name, first.roster.seed, first.bundle)
     return PeerConfig(
         settings,
