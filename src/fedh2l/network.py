@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -44,8 +44,8 @@ class Network:
         self.flat = FlatParameters(module)
         self.optimizer = optimizer
         self.optimizer_states: dict[str, State] = {}
-        self._plain_modes = all(type(m).train is nn.Module.train for m in module.modules())
         self._modules = list(module.modules())
+        self._plain_modes = all(_has_plain_mode(m) for m in self._modules)
         self._norms = norms_of(module)
         compiled = any(hasattr(m, "_orig_mod") for m in self._modules)
         self._quicker = self.parameters.device.type == "cpu" and not compiled
@@ -98,13 +98,14 @@ class Network:
 
     @contextmanager
     def _unlearning(self, frozen: bool) -> Iterator[None]:
-        for layer in self._norms if frozen else ():
-            layer.training = False
+        if not frozen:
+            yield
+            return
+        self._switch(self._norms, False)
         try:
             yield
         finally:
-            for layer in self._norms if frozen else ():
-                layer.training = self.module.training
+            self._switch(self._norms, self.module.training)
 
     def _lightly(self, inputs: Tensor, frozen: bool, how: Mapping[str, Any]) -> Tensor:
         """As `_said`, without keeping what lies between: it is computed again when the gradient is."""
@@ -261,13 +262,26 @@ class Network:
         if not self._plain_modes:
             self.module.train(training)
         elif self.module.training is not training:
-            for module in self._modules:
-                module.training = training
+            self._switch(self._modules, training)
+
+    def _switch(self, layers: Sequence[nn.Module], training: bool) -> None:
+        """The mode of these layers themselves; assignment would go through all that a module can hold."""
+        for layer in layers:
+            if self._plain_modes:
+                layer.__dict__["training"] = training
+            else:
+                layer.training = training
 
 
 def rows_at_once(inputs: Tensor) -> int:
     """How many inputs `(rows, …)` may pass through a model at once, where nothing is trained: large images are few."""
     return max(SMALLEST, NUMBERS // max(inputs[:1].numel(), 1))
+
+
+def _has_plain_mode(layer: nn.Module) -> bool:
+    """Whether its mode is what `nn.Module` makes of it: one entry, and nothing that happens when it is set."""
+    kind = type(layer)
+    return kind.train is nn.Module.train and kind.__setattr__ is nn.Module.__setattr__ and "training" in vars(layer)
 
 
 def norms_of(module: nn.Module) -> list[nn.Module]:
