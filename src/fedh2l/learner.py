@@ -7,7 +7,7 @@ nodes at once offers the same interface with a leading dimension, and the method
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -63,6 +63,8 @@ class Learner(Network):
         """Networks that a method keeps beside the node's own."""
         self.memory: dict[str, Tensor] = {}
         """What a method keeps from round to round for this node; saved in checkpoints."""
+        self.ready: tuple[Hashable, Tensor] | None = None
+        """What was computed ahead of a message, under a name of what it is; gone when a run stops."""
         self.records: dict[str, list[tuple[int, Tensor]]] = {}
         """Scalars of each round since the last evaluation."""
         self.best: Weights | None = None
@@ -108,7 +110,7 @@ class Learner(Network):
 
     def use(self, seed_set: SeedSet) -> None:
         """From now on with other public data."""
-        self.seed_set, self._pools = seed_set, {}
+        self.seed_set, self._pools, self.ready = seed_set, {}, None
 
     def parts_of(self, kind: Pool) -> list[Samples]:
         """The sets of samples that a local pool consists of, in order."""
@@ -138,6 +140,11 @@ class Learner(Network):
         network = Network(copied, self.optimizer, self.pixels, self.compute)
         self.networks[name] = network
         return network
+
+    def take_ready(self, what: Hashable) -> Tensor | None:
+        """What was computed ahead, if it is this; either way it is kept no longer."""
+        ready, self.ready = self.ready, None
+        return ready[1] if ready is not None and ready[0] == what else None
 
     def report(self) -> None:
         """From now on, and until the next call, the present weights count as this node's model."""
@@ -217,6 +224,7 @@ class Learner(Network):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state` returned."""
         super().restore(state)
+        self.ready = None
         groups = grouped(state, self.parameters.device)
         self.best, self.reported = groups.get("best"), groups.get("reported")
         self.memory = groups.get("memory", {})

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedh2l.cuda.projection import can_project, inner_products, moved
+from fedh2l.cuda.projection import can_project, moved, related
 from fedh2l.parameters import blocks
 
 
@@ -26,20 +26,16 @@ class Projection(NamedTuple):
     gradient: Tensor
     conflict: Tensor
     """1 where ⟨g_pub, g_loc⟩ < 0, else 0."""
-    cosine: Tensor
-
-    @property
-    def angle(self) -> Tensor:
-        """Between the two gradients, in degrees."""
-        return torch.rad2deg(torch.acos(self.cosine))
+    angle: Tensor
+    """Between the two gradients, in degrees."""
 
 
 def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """g̃ of eq. (8): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
     relation = _Relation.of(g_pub, g_loc)
-    v = relation.v(relation.local)
     if can_project(g_pub, g_loc):
-        return relation.projection(moved(g_pub, g_loc, v))
+        return relation.projection(moved(g_pub, g_loc, relation.inner, relation.local))
+    v = relation.v(relation.local)
     return relation.projection(_whole([p + (v * loc.double()).to(p.dtype) for p, loc in blocks(g_pub, g_loc)]))
 
 
@@ -60,32 +56,36 @@ def unprojected(g_pub: Tensor, g_loc: Tensor) -> Projection:
 
 
 class _Relation(NamedTuple):
-    """The three inner products of two gradients, `(…)` each, in float64."""
+    """The three inner products of two gradients and how they stand to each other, `(…)` each, in float64."""
 
     inner: Tensor
     public: Tensor
     """⟨g_pub, g_pub⟩"""
     local: Tensor
     """⟨g_loc, g_loc⟩"""
+    conflict: Tensor
+    angle: Tensor
 
     @staticmethod
     def of(g_pub: Tensor, g_loc: Tensor) -> _Relation:
         if can_project(g_pub, g_loc):
-            return _Relation(*inner_products(g_pub, g_loc))
+            return _Relation(*related(g_pub, g_loc))
         sums: list[Tensor] = []
         for pub, loc in blocks(g_pub, g_loc):
             pub, loc = pub.double(), loc.double()
             parts = [torch.linalg.vecdot(a, b) for a, b in ((pub, loc), (pub, pub), (loc, loc))]
             sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else parts
-        return _Relation(*sums)
+        inner, public, local = sums
+        cosine = inner / (_nonzero(public).sqrt() * _nonzero(local).sqrt())
+        angle = torch.rad2deg(torch.acos(cosine.clamp(-1, 1)))
+        return _Relation(inner, public, local, (inner < 0).double(), angle)
 
     def v(self, fixed: Tensor) -> Tensor:
         """v* `(…, 1)`, that of a gradient which is moved, by the square of the one that stays; 0 without conflict."""
         return ((-self.inner).clamp_min(0) / _nonzero(fixed)).unsqueeze(-1)
 
     def projection(self, gradient: Tensor) -> Projection:
-        cosine = self.inner / (_nonzero(self.public).sqrt() * _nonzero(self.local).sqrt())
-        return Projection(gradient, (self.inner < 0).double(), cosine.clamp(-1, 1))
+        return Projection(gradient, self.conflict, self.angle)
 
 
 def _whole(parts: Sequence[Tensor]) -> Tensor:

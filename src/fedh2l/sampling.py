@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
@@ -63,8 +64,25 @@ def _field(text: str) -> bytes:
 
 def random_words(count: int, purpose: Purpose, seed: int | str, node: str = "", round: int = 0) -> NDArray[np.uint64]:
     """The first `count` 64-bit words of an address's stream (Philox raw output is stable across NumPy versions)."""
-    words: NDArray[np.uint64] = np.random.Philox(key=stream_key(purpose, seed, node, round)).random_raw(count)
+    key = stream_key(purpose, seed, node, round)
+    generator = _generators.philox
+    place = {"counter": _ZEROS, "key": np.array([key & _MASK, key >> 64], np.uint64)}
+    generator.state = {**_BEGINNING, "state": place}  # type: ignore[typeddict-item]
+    words: NDArray[np.uint64] = generator.random_raw(count)
     return words
+
+
+class _Generators(threading.local):
+    """One for each thread: to make another takes several times as long as to set one back."""
+
+    def __init__(self) -> None:
+        self.philox = np.random.Philox(key=0)
+
+
+_generators = _Generators()
+_MASK = 2**64 - 1
+_ZEROS = np.zeros(4, np.uint64)
+_BEGINNING = {"bit_generator": "Philox", "buffer": _ZEROS, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 
 def draw_indices(
@@ -157,14 +175,13 @@ def _multiply(a: Words, b: np.uint64) -> tuple[Words, Words]:
 def _philox_words(keys: Sequence[int], count: int) -> Words:
     """The first `count` words of `numpy.random.Philox(key=…)` for each key, `(keys, count)`."""
     blocks = -(-count // 4)
-    mask = 2**64 - 1
-    k0 = np.array([key & mask for key in keys], dtype=np.uint64)[:, None]
+    k0 = np.array([key & _MASK for key in keys], dtype=np.uint64)[:, None]
     k1 = np.array([key >> 64 for key in keys], dtype=np.uint64)[:, None]
     x0 = np.tile(np.arange(1, blocks + 1, dtype=np.uint64), (len(keys), 1))  # NumPy counts before it draws
     x1, x2, x3 = (np.zeros_like(x0) for _ in range(3))
     with np.errstate(over="ignore"):  # arithmetic is modulo 2⁶⁴
         for turn in range(10):
-            w0, w1 = np.uint64(_W0 * turn & mask), np.uint64(_W1 * turn & mask)
+            w0, w1 = np.uint64(_W0 * turn & _MASK), np.uint64(_W1 * turn & _MASK)
             (high0, low0), (high1, low1) = _multiply(x0, _M0), _multiply(x2, _M1)
             x0, x1, x2, x3 = high1 ^ x1 ^ (k0 + w0), low1, high0 ^ x3 ^ (k1 + w1), low0
     words: Words = np.stack([x0, x1, x2, x3], -1).reshape(len(keys), -1)[:, :count]

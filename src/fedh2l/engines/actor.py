@@ -56,6 +56,8 @@ class Leg(NamedTuple):
     """The round of the exchange, and whom each node hears in it."""
     rounds: range
     sends: bool
+    expects: Graph = {}  # noqa: RUF012
+    """Whom each node will hear when all have sent."""
 
 
 class Size(NamedTuple):
@@ -101,6 +103,11 @@ class Actor:
         sends = self.residents.emit(leg.rounds[-1])
         sizes = {sender: Size(message.encoded_size, message.payload_size) for sender, message in sends.items()}
         return {sender: message.to(torch.device("cpu")) for sender, message in sends.items()}, sizes
+
+    def anticipate(self, leg: Leg) -> None:
+        """What can be done after a leg before the messages of the others come."""
+        if leg.expects:
+            self.residents.anticipate(leg.expects, leg.rounds[-1])
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """What the nodes say to one of the questions that `Residents` answers, on the CPU."""

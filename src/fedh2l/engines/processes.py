@@ -75,11 +75,13 @@ class ProcessEngine(SpreadEngine):
     def _leg(self, rounds: range, heard: Heard | None) -> tuple[dict[str, Sealed], dict[str, Size]]:
         """All processes do these rounds; returns what their nodes send, and its sizes."""
         sends = bool(rounds) and self.method.exchanges(rounds[-1])
+        teachers = self.method.teachers(self.roster, rounds[-1]) if sends and self.method.decentralised else {}
         requests = []
         for group in self.groups:
+            expects = {node.name: teachers[node.name] for node in group} if teachers else {}
             ears = {node.name: heard.senders[node.name] for node in group} if heard else {}
             needed = {sender: heard.messages[sender] for each in ears.values() for sender in each} if heard else {}
-            requests.append(("leg", Leg((heard.round, ears) if heard else None, rounds, sends), needed))
+            requests.append(("leg", Leg((heard.round, ears) if heard else None, rounds, sends, expects), needed))
         sent: dict[str, Sealed] = {}
         sizes: dict[str, Size] = {}
         for outbox, size in self._told(requests):

@@ -7,6 +7,7 @@ engine's business (`hub.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from fedh2l.learner import Learner
 from fedh2l.messages import Message, Posteriors
 from fedh2l.methods.base import Method, check_declared
 from fedh2l.metrics import count_correct
+from fedh2l.topology import Graph
 
 
 class Residents:
@@ -61,6 +63,20 @@ class Residents:
             self._signals.append((message, batch.labels))
         else:
             self._sent.append((message, message.faults()))
+
+    def anticipate(self, senders: Graph, round: int) -> None:
+        """What can be done of `receive` while messages are on their way; for several nodes it would need much memory.
+
+        What goes wrong here goes wrong again in `receive`, where it is told.
+        """
+        if len(self.learners) == 1:
+            with suppress(Exception):
+                self._crew.each(
+                    "torch-mutual",
+                    round,
+                    lambda learner: self.method.anticipate(learner, senders[learner.name], round),
+                    self.learners,
+                )
 
     def receive(self, inboxes: Mapping[str, Sequence[Message]], round: int) -> None:
         """Every node learns from its inbox."""

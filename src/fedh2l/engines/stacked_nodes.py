@@ -78,7 +78,7 @@ class StackedLearner(StackedNetwork, Learner):
         self.augmentation = first.augmentation
         self.seed_set = first.seed_set
         self.places = torch.tensor(places, device=self.vector.device)
-        self.records = {}
+        self.records, self.ready = {}, None
         self.public: Callable[[str, int, int], Samples]  # set by the engine, which knows who is taught by whom
         self._store, self._draws = store, draws
         self._tables: dict[Pool, tuple[Tensor, list[int]]] = {}

@@ -145,7 +145,11 @@ def serve(fd: int) -> None:
                 _reply(line, None)
             else:
                 what, arguments = request
-                _reply(line, _leg(actor, *arguments) if what == "leg" else getattr(actor, what)(*arguments))
+                if what == "leg":
+                    _reply(line, _leg(actor, *arguments))
+                    actor.anticipate(arguments[0])
+                else:
+                    _reply(line, getattr(actor, what)(*arguments))
         except Exception as error:  # whatever a user's model or method does
             _reply(line, _sendable(error))
 

@@ -118,6 +118,12 @@ class Method(Section):
         """
         raise NotImplementedError(f"{self.title} exchanges, but does not say what a node learns")
 
+    def anticipate(self, node: Learner, senders: Sequence[str], round: int) -> None:
+        """What of `receive` can be done before the messages of these senders are there; it waits in `node.ready`.
+
+        Called where there is time for it, or not at all, and then perhaps in vain: it must leave no other trace.
+        """
+
     def closing(self, server: Server, round: int) -> Message | None:
         """What a server sends to every node once, after the last round, for its model to be complete."""
         return None

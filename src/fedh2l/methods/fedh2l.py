@@ -155,11 +155,19 @@ class FedH2L(Method):
         signals = [message for message in inbox if isinstance(message, Posteriors)]
         batches = [self._public_batch(node, s.sender, s.round) for s in signals]
         lesson = Lesson.of(signals, batches, self.confidence)
-        ce, kl = mutual_losses(self._answers(node, lesson, batches), lesson, self.temperature)
+        answers = node.take_ready((round, tuple(s.sender for s in signals)))
+        answers = self._answers(node, batches) if answers is None else answers
+        ce, kl = mutual_losses(answers, lesson, self.temperature)
         g_pub = node.gradient(self.kl_weight * kl + ce if self.kl else ce)
         projection = self._projected(g_pub, g_loc)
         node.step(projection.gradient, "mutual", self._mutual_state)
         node.record(round, ce=ce, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
+
+    def anticipate(self, node: Learner, senders: Sequence[str], round: int) -> None:
+        """The pass forward on public batches, which are known before what teachers say of them is."""
+        if senders and not (node.has_norms and self.batch_norm != "frozen"):
+            batches = [self._public_batch(node, sender, round) for sender in senders]
+            node.ready = ((round, tuple(senders)), self._answers(node, batches))
 
     @property
     def written(self) -> Encoding:
@@ -204,11 +212,13 @@ class FedH2L(Method):
     def _public_batch(self, node: Learner, owner: str, round: int) -> Samples:
         return node.public_batch(owner, round, self.public_batch_rows(node.batch_size))
 
-    def _answers(self, node: Learner, lesson: Lesson, batches: Sequence[Samples]) -> Tensor:
+    def _answers(self, node: Learner, batches: Sequence[Samples]) -> Tensor:
         """f_i(x_j) of all teachers j, `(rows, classes)`."""
         if node.has_norms and self.batch_norm == "per-domain":
             return torch.cat([node.logits(batch.inputs) for batch in batches], -2)
-        return node.logits(lesson.inputs, frozen=self.batch_norm == "frozen")
+        rows = batches[0].labels.dim() - 1
+        inputs = torch.cat([batch.inputs for batch in batches], rows)
+        return node.logits(inputs, frozen=self.batch_norm == "frozen")
 
     def _projected(self, g_pub: Tensor, g_loc: Tensor) -> Projection:
         return {"qp": project, "pcgrad": pcgrad, "none": unprojected}[self.project](g_pub, g_loc)
@@ -229,8 +239,6 @@ class Lesson(NamedTuple):
     dimension of students that are stacked.
     """
 
-    inputs: Tensor
-    """`(rows, …)`"""
     labels: Tensor
     """`(rows,)`"""
     teacher: Tensor
@@ -252,7 +260,6 @@ class Lesson(NamedTuple):
         else:
             believed = _belief(confidence, teacher, labels)
         return Lesson(
-            inputs=torch.cat([batch.inputs for batch in batches], rows),
             labels=labels,
             teacher=teacher,
             confidence=believed,
