@@ -300,3 +300,10 @@ def test_more_nodes_than_are_stacked_at_once(variant, seeds, monkeypatch):
         result = got.to_dict()
         result.pop("seconds")
         assert_close_results(result, want)
+
+
+@pytest.mark.parametrize("engine", ["local", "batched"])
+def test_federations_that_were_made_apart_are_not_run_as_one(engine):
+    apart = [Trainer(federation_of(seed, f"run.engine={engine}")) for seed in (0, 1)]
+    with pytest.raises(ValueError, match="engines of their own"):
+        run_together(apart)

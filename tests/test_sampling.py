@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedh2l.batches import BLOCK, Batches
 from fedh2l.sampling import (
     draw_block,
     draw_indices,
@@ -118,3 +121,20 @@ def test_blocks_beyond_what_is_drawn_at_a_time():
     block = draw_block([50] * 5000, 3, keys)
     for round in (0, 4095, 4096, 4999):
         assert block[round].tolist() == draw_indices(50, 3, "local-batch", 1, "a", round)
+
+
+@pytest.mark.parametrize(("population", "count"), [(1050, 32), (100, 32), (33, 32), (32, 32), (5, 32), (1, 1)])
+def test_batches_of_many_rounds_are_what_one_would_draw(population, count):
+    batches = Batches("secret", torch.device("cpu"))
+    for round in (1, 2, BLOCK - 1, BLOCK, 5 * BLOCK + 3, 1):  # also back again
+        drawn = draw_indices(population, count, "local-batch", "secret", "node", round)
+        assert batches.indices(population, count, "local-batch", "node", round).tolist() == drawn
+    others = batches.indices(population, count, "local-batch", "other", 1).tolist()
+    assert others == draw_indices(population, count, "local-batch", "secret", "other", 1)
+
+
+def test_threads_draw_the_same():
+    with ThreadPoolExecutor(4) as pool:
+        drawn = list(pool.map(lambda round: random_words(40, "local-batch", "secret", "node", round % 3), range(200)))
+    alone = [random_words(40, "local-batch", "secret", "node", round % 3) for round in range(200)]
+    assert all((a == b).all() for a, b in zip(drawn, alone, strict=True))

@@ -15,11 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedh2l.batches import Batches
 from fedh2l.domain import Samples
 from fedh2l.network import Network, flattened, grouped
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
-from fedh2l.sampling import PrivatePurpose, draw_indices, shuffled, torch_seed
+from fedh2l.sampling import PrivatePurpose, shuffled, torch_seed
 from fedh2l.seedset import SeedSet
 from fedh2l.settings import AS_USUAL, Compute
 from fedh2l.upload import uploaded
@@ -77,6 +78,7 @@ class Learner(Network):
         """Other views of its images, to train on."""
         self._node = node
         self._secret = secret
+        self._batches = Batches(secret, device)
         self._pools: dict[str, Samples] = {}
 
     def local_batch(self, round: int, pool: Pool) -> Samples:
@@ -94,8 +96,7 @@ class Learner(Network):
 
     def draw(self, purpose: PrivatePurpose, round: int, population: int, count: int) -> Tensor:
         """`count` of `population` indices, drawn by this node's secret; all, in order, if there are no more."""
-        drawn = draw_indices(population, count, purpose, self._secret, self.name, round)
-        return uploaded(torch.tensor(drawn), self.parameters.device)
+        return self._batches.indices(population, count, purpose, self.name, round)
 
     def order(self, purpose: PrivatePurpose, round: int, count: int) -> Tensor:
         """All `count` indices in a random order, drawn by this node's secret."""

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 
 from fedh2l.augmentation import Augmentation
+from fedh2l.batches import Batches
 from fedh2l.domain import Samples
-from fedh2l.sampling import draw_indices
 
 
 class SeedSet:
@@ -24,6 +24,7 @@ class SeedSet:
         self.augmentation = augmentation
         """Other views of its images, the same for everybody, that a round's batches consist of."""
         self._dtype = torch.float32
+        self._batches = Batches(seed, next(iter(parts.values())).labels.device)
         self._kept: tuple[int, dict[tuple[str, int], Samples]] = (-1, {})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SeedSet:
@@ -42,7 +43,7 @@ class SeedSet:
         """`size` samples of everybody's public data, or all of them if there are no more."""
         if size >= len(self.union):
             return self.union
-        return self.union.take(draw_indices(len(self.union), size, "alignment", self.seed, "", round))
+        return self.union.take(self._batches.indices(len(self.union), size, "alignment", "", round))
 
     def batch(self, owner: str, round: int, size: int) -> Samples:
         """`size` samples of the owner's public data, or all of them if there are no more."""
@@ -52,7 +53,7 @@ class SeedSet:
             self._kept = (round, kept)
         if (owner, size) not in kept:  # two nodes at once may both draw it, to the same end
             part = self.parts[owner]
-            batch = part.take(draw_indices(len(part), size, "public-batch", self.seed, owner, round))
+            batch = part.take(self._batches.indices(len(part), size, "public-batch", owner, round))
             if self.augmentation is not None:
                 seen = self.augmentation.views(batch.inputs, self._dtype, "public-views", self.seed, owner, round)
                 batch = Samples(seen, batch.labels)

@@ -313,6 +313,8 @@ def run_together(trainers: Sequence[Trainer]) -> list[Result]:
 def advance_together(trainers: Sequence[Trainer]) -> None:
     """Goes on with federations in step to their next evaluation or checkpoint, and does it."""
     first = trainers[0]
+    if not all(first.engine.moves(trainer.engine) for trainer in trainers):
+        raise ValueError("these federations have engines of their own; make them by engines_for(…)")
 
     def keep_going(round: int) -> bool:
         wanted = [trainer._after_round(round) for trainer in trainers]  # all of them hear of it

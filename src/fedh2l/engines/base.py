@@ -120,6 +120,10 @@ class Engine(ABC):
     def parameter_bytes(self) -> int:
         """The size of all nodes' parameters, to judge what a checkpoint will cost."""
 
+    def moves(self, other: Engine) -> bool:
+        """Whether another federation's engine goes on when this one does."""
+        return other is self
+
     def revive(self) -> list[str]:
         """Brings lost nodes back and names them. What state anybody is in is undefined: `restore` comes next."""
         return []

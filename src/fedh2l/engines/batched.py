@@ -44,6 +44,10 @@ class BatchedEngine(Engine):
         formation = Formation(engines)
         return [BatchedEngine(formation, place) for place in range(len(engines))]
 
+    def moves(self, other: Engine) -> bool:
+        """All that are in the formation."""
+        return isinstance(other, BatchedEngine) and other.formation is self.formation
+
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
         """Takes the whole formation along."""
         return self.formation.advance(first, last, keep_going)
