@@ -17,7 +17,7 @@ from fedh2l.errors import ConfigError, ModelError, RunError, did_you_mean
 from fedh2l.federation import Federation
 from fedh2l.methods.base import Method
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.methods.registry import make_method
+from fedh2l.methods.registry import find_method, make_method
 from fedh2l.models.saved import Classifier, load_model
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
@@ -55,8 +55,10 @@ def train(
     """
     for key in set(run) & set(OptimizerSettings.model_fields):
         raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")
-    settings = RunSettings.read({"rounds": rounds, "seed": seed, **run}, "run").resolved()
-    chosen = make_method({"name": method}) if isinstance(method, str) else method or FedH2L()
+    labelled = all(node.domain.public_labels for node in nodes)
+    chosen = _method(method, labelled)
+    advice = {key: value for key, value in _advice(chosen, labelled, "run").items() if key not in run}
+    settings = RunSettings.read({"rounds": rounds, "seed": seed, **advice, **run}, "run").resolved()
     federation = Federation(list(nodes), chosen, settings, optimizer or OptimizerSettings(), ray or RaySettings())
     if resume and out is None:
         raise RunError("resume=True needs out=…, the directory of the run to go on with")
@@ -77,6 +79,19 @@ def train(
     finally:
         for view in shown:
             view.close()
+
+
+def _method(method: Method | str | None, labelled: bool) -> Method:
+    """A method by its name is what it would be in a configuration that says no more."""
+    if not isinstance(method, str):
+        return method or FedH2L()
+    return make_method({"name": method, **_advice(find_method(method), labelled, "method")})
+
+
+def _advice(method: Method | type[Method], labelled: bool, section: str) -> dict[str, Any]:
+    """What a method recommends in a section; views of data are the caller's, who made the domains."""
+    recommended = method.recommends(labelled)
+    return {key.partition(".")[2]: value for key, value in recommended.items() if key.startswith(f"{section}.")}
 
 
 def _check_same(directory: RunDirectory, federation: Federation) -> None:

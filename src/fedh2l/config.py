@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +64,10 @@ class Config:
 
     def federation(self) -> Federation:
         """Loads the data and puts the nodes together."""
-        domains = {domain.name: domain for domain in self.data.domains(self.run.seed)}
+        found = self.data.domains(self.run.seed)
+        if not self.data.public_labels:
+            found = [replace(domain, public_labels=False) for domain in found]
+        domains = {domain.name: domain for domain in found}
         nodes = []
         for place, node in enumerate(self.nodes):
             domain = node.domain or node.name
@@ -111,6 +114,7 @@ def load_config(
         if path[0] != "nodes":
             _apply(raw, path, value)
     _apply_preset(raw)
+    _apply_recommended(raw)
     raw.setdefault("run", {}).update({key: value for key, value in (run or {}).items() if value is not None})
     settings = RunSettings.read(raw["run"], "run").resolved()
     data = dataset(raw.get("data", {}))
@@ -178,6 +182,16 @@ def _apply_preset(raw: Raw) -> None:
     for key, value in method.presets[preset].items():
         section, _, name = key.partition(".")
         raw.setdefault(section, {}).setdefault(name, value)
+
+
+def _apply_recommended(raw: Raw) -> None:
+    """Fills in what a method does best with in other sections, where nothing is said and the data knows of it."""
+    method, data = find_method(raw.get("method", {}).get("name", "fedh2l")), raw.get("data", {})
+    dataset_class = DATASETS.get(data.get("name", "rotated-mnist"))
+    for key, value in method.recommends(data.get("public_labels", True)).items():
+        section, _, name = key.partition(".")
+        if section != "data" or (dataset_class is not None and name in dataset_class.model_fields):
+            raw.setdefault(section, {}).setdefault(name, value)
 
 
 def _drop_other_data(raw: Raw, changes: Sequence[tuple[list[str], Any]]) -> None:

@@ -19,6 +19,8 @@ from fedh2l.pixels import Pixels, ready
 from fedh2l.upload import uploaded
 
 SPLITS = ("private", "public", "validation", "test")
+UNKNOWN = -1
+"""The label of a public sample that has none: no class, so that nothing can be learned from it by mistake."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,16 @@ class Domain:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     augmentation: Augmentation | None = None
     """Other views of its images, to train on."""
+    public_labels: bool = True
+    """Whether anybody knows what its public samples are; if not, labels that are given all the same are dropped."""
 
     def __post_init__(self) -> None:
         for split in SPLITS:
             object.__setattr__(self, split, Samples.of(getattr(self, split)))
+        if not self.public_labels:
+            object.__setattr__(
+                self, "public", Samples(self.public.inputs, torch.full_like(self.public.labels, UNKNOWN))
+            )
         object.__setattr__(self, "classes", class_names(self.classes))
         self._check()
 
@@ -131,7 +139,8 @@ class Domain:
                     f"{where} has inputs of shape {tuple(samples.inputs.shape[1:])}, "
                     f"its private data of shape {tuple(shape)}"
                 )
-            if int(samples.labels.min()) < 0 or int(samples.labels.max()) >= len(self.classes):
+            known = split != "public" or self.public_labels
+            if known and (int(samples.labels.min()) < 0 or int(samples.labels.max()) >= len(self.classes)):
                 raise DataError(
                     f"{where} has labels outside 0…{len(self.classes) - 1}, its {len(self.classes)} classes"
                 )

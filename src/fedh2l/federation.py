@@ -38,6 +38,7 @@ class Federation:
         self.method.check(self.roster)
         self._check_average()
         self._check_domains()
+        self._check_labels()
         self._check_public()
 
     @cached_property
@@ -56,7 +57,8 @@ class Federation:
         device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         parts = {node.name: node.domain.public for node in self.nodes}
         views = self.nodes[0].domain.augmentation
-        seed_set = SeedSet(parts, self.settings.seed, views if views and views.public else None).to(device, dtype)
+        shared_views = views if views and views.public else None
+        seed_set = SeedSet(parts, self.settings.seed, shared_views, self.labelled).to(device, dtype)
         validation = Samples.concatenate([node.domain.validation for node in self.nodes]).to(device, dtype)
         learners = [
             Learner(
@@ -117,25 +119,47 @@ class Federation:
                 if other != node.name:
                     raise DataError(f"nodes '{other}' and '{node.name}' were given modules that share parameters")
 
+    @property
+    def labelled(self) -> bool:
+        """Whether public data has labels."""
+        return self.nodes[0].domain.public_labels
+
+    def _check_labels(self) -> None:
+        first = self.nodes[0]
+        for node in self.nodes[1:]:
+            if node.domain.public_labels != self.labelled:
+                raise DataError(
+                    f"of nodes '{first.name}' and '{node.name}' only one has public data with labels; a public sample "
+                    "must be the same to everybody"
+                )
+        needed = [] if self.labelled else self.method.needs_labels()
+        if needed:
+            raise ConfigError(f"data.public_labels = false, but public labels are needed by {', '.join(needed)}")
+
     def _check_public(self) -> None:
         classes = self.nodes[0].domain.classes
-        held = {node.name: set(node.domain.public.labels.tolist()) for node in self.nodes}
-        nowhere = [classes[c] for c in range(len(classes)) if not any(c in own for own in held.values())]
-        if nowhere:
-            raise DataError(
-                f"class '{nowhere[0]}' is in nobody's public data, so nobody could teach it; add public samples of it"
-            )
+        if self.labelled:
+            self._check_classes(classes)
         rows = self.method.public_batch_rows(self.settings.batch_size)
         for node in self.nodes:
-            missing = [classes[c] for c in range(len(classes)) if c not in held[node.name]]
-            if missing:
-                log.warning("node '%s' has no public sample of: %s", node.name, ", ".join(missing))
             size = len(node.domain.public)
             if size < rows:
                 log.info(
                     "node '%s' has %d public samples, fewer than a batch of %d: all are used each time",
                     node.name, size, rows,
                 )  # fmt: skip
+
+    def _check_classes(self, classes: Sequence[str]) -> None:
+        held = {node.name: set(node.domain.public.labels.tolist()) for node in self.nodes}
+        nowhere = [classes[c] for c in range(len(classes)) if not any(c in own for own in held.values())]
+        if nowhere:
+            raise DataError(
+                f"class '{nowhere[0]}' is in nobody's public data, so nobody could teach it; add public samples of it"
+            )
+        for node in self.nodes:
+            missing = [classes[c] for c in range(len(classes)) if c not in held[node.name]]
+            if missing:
+                log.warning("node '%s' has no public sample of: %s", node.name, ", ".join(missing))
 
 
 def _bytes_to_numbers(node: Node) -> object:

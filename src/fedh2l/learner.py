@@ -33,6 +33,11 @@ AVERAGE, AVERAGED = "average of weights", "weights in the average"
 """Under which a node remembers the average of its weights, and how many there are in it."""
 
 
+def labels_for(pool: Pool) -> list[str]:
+    """What a local pool needs labels of public data for, as a method says it (`Method.needs_labels`)."""
+    return [] if pool == "private" else [f"method.local_data = '{pool}'"]
+
+
 class Learner(Network):
     """One node's model, data and memory during a training."""
 

@@ -18,9 +18,17 @@ class SeedSet:
     Indices are addressed by (federation seed, owner, round), so every peer derives the same batch and none travel.
     """
 
-    def __init__(self, parts: Mapping[str, Samples], seed: int, augmentation: Augmentation | None = None) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Samples],
+        seed: int,
+        augmentation: Augmentation | None = None,
+        labelled: bool = True,
+    ) -> None:
         self.parts = dict(parts)
         self.seed = seed
+        self.labelled = labelled
+        """Whether anybody knows what its samples are."""
         self.augmentation = augmentation
         """Other views of its images, the same for everybody, that a round's batches consist of."""
         self._dtype = torch.float32
@@ -30,7 +38,7 @@ class SeedSet:
     def to(self, device: torch.device, dtype: torch.dtype) -> SeedSet:
         """The same set on a device."""
         parts = {name: part.to(device, dtype) for name, part in self.parts.items()}
-        moved = SeedSet(parts, self.seed, self.augmentation)
+        moved = SeedSet(parts, self.seed, self.augmentation, self.labelled)
         moved._dtype = dtype
         return moved
 

@@ -13,7 +13,9 @@ from typing import Any
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedh2l.bench.plot import frontier_svg
 from fedh2l.bench.statistics import Difference, Summary
+from fedh2l.bench.suite import Suite
 from fedh2l.bench.tables import Line, Table
 from fedh2l.checkpoints import write_atomically
 from fedh2l.methods.base import Method
@@ -53,20 +55,24 @@ class Report:
     caption: str
     tables: Sequence[Table]
     grids: Sequence[Grid]
+    plot: bool = False
+    """Whether to draw accuracy against bytes."""
 
     @staticmethod
-    def of(suite: str, tables: Sequence[Table], caption: str, capabilities: bool) -> Report:
+    def of(suite: Suite, tables: Sequence[Table], caption: str) -> Report:
         """The tables with averages, per node, and with what the methods are."""
-        grids = [_averages(table) for table in tables] + [_per_node(table) for table in tables]
-        if capabilities and tables:
+        grids = [_averages(table, suite.frontier) for table in tables] + [_per_node(table) for table in tables]
+        if suite.capabilities and tables:
             grids.insert(0, _capabilities(tables[0]))
-        return Report(suite, caption, tables, grids)
+        return Report(suite.name, caption, tables, grids, suite.frontier)
 
     def write(self, folder: Path) -> list[Path]:
         """One file in each format."""
         formats: dict[str, Callable[[], str]] = {
             "md": self.markdown, "tex": self.latex, "csv": self.csv, "json": self.json,
         }  # fmt: skip
+        if self.plot:
+            formats["svg"] = lambda: frontier_svg(self.tables)
         paths = []
         for suffix, render in formats.items():
             path = folder / f"{self.suite}.{suffix}"
@@ -154,8 +160,9 @@ class Report:
         return json.dumps({"suite": self.suite, "caption": self.caption, "tables": tables}, indent=1) + "\n"
 
 
-def _averages(table: Table) -> Grid:
-    first = table.lines[0].label
+def _averages(table: Table, frontier: bool) -> Grid:
+    """With `frontier`, what nothing beats at fewer bytes is marked."""
+    first, front = table.lines[0].label, table.front() if frontier else set()
     columns = ["", *METRICS, f"ACC − {first}", f"CDP − {first}", "paper: ACC / WDP / CDP", "bytes a round", "in all"]
     rows = []
     for line in table.lines:
@@ -163,7 +170,8 @@ def _averages(table: Table) -> Grid:
         paper = " / ".join(f"{line.paper[metric]:.2f}" for metric in METRICS) if line.paper else ""
         traffic = [human_bytes(line.bytes_per_round), human_bytes(line.bytes_total)] if line.seeds else ["", ""]
         differences = [_difference(line.difference.get(metric)) for metric in ("ACC", "CDP")]
-        rows.append([Entry(_label(line, table)), *scores, *map(Entry, [*differences, paper, *traffic])])
+        mark = " ◆" if line.label in front else ""
+        rows.append([Entry(_label(line, table) + mark), *scores, *map(Entry, [*differences, paper, *traffic])])
         for view, metrics in line.views.items():
             values = [Entry(_mean(metrics[metric])) for metric in METRICS]
             rows.append([Entry(f"{line.label}: its {view}"), *values, *map(Entry, [""] * 5)])
@@ -268,7 +276,7 @@ def _pipe(fields: Sequence[str]) -> str:
 _TEX = {
     **{character: rf"\{character}" for character in "{}$%&_#"},
     **{"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"},
-    **{"±": r"$\pm$", "−": r"$-$", "–": "--", "α": r"$\alpha$", "μ": r"$\mu$"},
+    **{"◆": r"$\blacklozenge$", "±": r"$\pm$", "−": r"$-$", "–": "--", "α": r"$\alpha$", "μ": r"$\mu$"},
 }
 
 

@@ -52,6 +52,8 @@ class Suite:
     tables: Sequence[TableSpec]
     capabilities: bool = False
     """Whether to say what each method is, beside how it does."""
+    frontier: bool = False
+    """Whether to say which rows nothing beats at fewer bytes, and to draw them."""
     images: str | None = None
     """The dataset of images that it is about; which models the nodes have can be chosen."""
 

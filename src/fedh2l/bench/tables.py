@@ -58,6 +58,15 @@ class Table:
         means = [round(line.average[metric].mean, 2) for line in self.lines if line.average]
         return max(means, default=None)
 
+    def front(self) -> set[str]:
+        """The rows that nothing beats: whatever sends no more has no higher ACC, and whatever sends less has less."""
+        known = [(line.label, line.bytes_total, line.average["ACC"].mean) for line in self.lines if line.average]
+        return {
+            label
+            for label, sent, score in known
+            if not any((s <= sent and a > score) or (s < sent and a >= score) for _, s, a in known)
+        }
+
 
 def tables_of(suite: Suite, out: Path, seeds: int, common: Changes, methods: Sequence[str] | None) -> list[Table]:
     """All tables of a suite, from whatever results there are."""

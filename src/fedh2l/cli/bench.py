@@ -89,7 +89,8 @@ def bench(
         f"Test accuracy in %, mean ± standard deviation over {seeds} seeds; differences are paired by seed, with "
         f"95 % intervals. Selected: {' or '.join(sorted(rules))}. {about}Made by `fedh2l {shlex.join(sys.argv[1:])}`."
     )
-    report = Report.of(suite, tables_of(wanted, out, seeds, common, named), caption, wanted.capabilities)
+    mark = " ◆: nothing that sends no more is better." if wanted.frontier else ""
+    report = Report.of(wanted, tables_of(wanted, out, seeds, common, named), caption + mark)
     out.mkdir(parents=True, exist_ok=True)
     written = report.write(out)
     for table in report.rich(err.width):

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import ConfigDict, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from fedh2l.errors import ConfigError, DataError, FedH2LError
 from fedh2l.plugins import import_object
@@ -21,6 +21,11 @@ class Dataset(Section):
     """A multi-domain dataset. Its fields are the keys of the `[data]` section."""
 
     name: ClassVar[str]
+
+    public_labels: bool = Field(
+        True,
+        description="whether public data has labels; false: they are dropped, and nodes learn from posteriors alone",
+    )
 
     @property
     def title(self) -> str:

@@ -138,6 +138,18 @@ class Method(Section):
         """What else to test beside the node's model: functions from inputs to logits, by name."""
         return {}
 
+    def needs_labels(self) -> list[str]:
+        """What of its settings needs to know the labels of public data, as `key = value`; nothing: it can do without.
+
+        The default is on the safe side: a method that reads no label of public data says so here.
+        """
+        return [f"method.name = '{self.title}'"]
+
+    @classmethod
+    def recommends(cls, public_labels: bool) -> Preset:
+        """What to set where nothing is said, given whether public data has labels."""
+        return {}
+
     @property
     def averages(self) -> bool:
         """Whether an average of a node's weights is a model: not where half of it is brought from a server."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedh2l.learner import Learner, LocalData
+from fedh2l.learner import Learner, LocalData, labels_for
 from fedh2l.losses import cross_entropy
 from fedh2l.messages import SERVER, Gradients, Kind, Message, Parameters, Vector
 from fedh2l.methods.base import Method, Preset
@@ -68,6 +68,10 @@ class FedAvg(Method):
     def exchanges(self, round: int) -> bool:
         """Every K rounds."""
         return round % self._steps == 0
+
+    def needs_labels(self) -> list[str]:
+        """Those of public data that nodes train on."""
+        return labels_for(self.local_data)
 
     def local_step(self, node: Learner, round: int) -> None:
         """One local step; with K = 1, its gradient alone."""

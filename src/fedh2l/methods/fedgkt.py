@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedh2l.errors import ConfigError
-from fedh2l.learner import Learner, LocalData
+from fedh2l.learner import Learner, LocalData, labels_for
 from fedh2l.losses import cross_entropy, distillation, take_rows
 from fedh2l.messages import SERVER, Features, Kind, Logits, Message, Parameters
 from fedh2l.methods.base import Method, Preset
@@ -111,6 +111,10 @@ class FedGKT(Method):
         """Every K rounds."""
         assert isinstance(self.interval, int), "the method has not been fitted"
         return round % self.interval == 0
+
+    def needs_labels(self) -> list[str]:
+        """Those of public data that nodes train on."""
+        return labels_for(self.local_data)
 
     def local_step(self, node: Learner, round: int) -> None:
         """A step of stem and head."""

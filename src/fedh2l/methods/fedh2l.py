@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from fedh2l.domain import Samples
-from fedh2l.learner import Learner, LocalData
+from fedh2l.learner import Learner, LocalData, labels_for
 from fedh2l.losses import cross_entropy, cross_entropy_rows, kl_rows
 from fedh2l.messages import Encoding, Kind, Message, Posteriors
 from fedh2l.messages.encodings import PATTERN
@@ -20,7 +21,7 @@ from fedh2l.projection import Projection, pcgrad, project, unprojected
 from fedh2l.roster import Roster
 from fedh2l.topology import Graph, check_topology, graph, teachers
 
-Confidence = Literal["accuracy", "right", "label", "none"]
+Confidence = Literal["accuracy", "right", "label", "certain", "none"]
 
 
 class FedH2L(Method):
@@ -49,6 +50,7 @@ class FedH2L(Method):
         None, ge=1, description="samples a teaching signal speaks of; run.batch_size if not given"
     )
     kl: bool = Field(True, description="whether to distil; false leaves cross-entropy on public labels alone")
+    ce: bool = Field(True, description="whether the mutual step learns public labels too; false leaves distillation")
     kl_weight: float = Field(1.0, ge=0, le=1e6, description="what distillation counts beside cross-entropy")
     temperature: float = Field(
         1.0,
@@ -60,7 +62,8 @@ class FedH2L(Method):
     confidence: Confidence = Field(
         "accuracy",
         description="how much a teacher is believed: accuracy, its share of right answers in the batch (the paper's); "
-        "right, only where its answer is right; label, the probability that it gives to the label; none, always",
+        "right, only where its answer is right; label, the probability that it gives to the label; certain, the more "
+        "the fewer classes it thinks possible; none, always",
     )
     encoding: str = Field(
         "float32",
@@ -107,6 +110,12 @@ class FedH2L(Method):
         "asynchronous setting)",
     )
 
+    @model_validator(mode="after")
+    def _learns_something(self) -> Self:
+        if not (self.kl or self.ce):
+            raise ValueError("kl and ce are both false, so a mutual step would learn nothing; interval = 0 has none")
+        return self
+
     @field_validator("topology")
     @classmethod
     def _known_topology(cls, topology: str | list[list[str]]) -> str | list[list[str]]:
@@ -124,6 +133,15 @@ class FedH2L(Method):
     def teachers(self, roster: Roster, round: int) -> Graph:
         """Whom each node hears."""
         return teachers(roster, self.topology, self.pairing, self.peers_per_round, round)
+
+    def needs_labels(self) -> list[str]:
+        """Those of what is trained on, and those that teachers are judged by."""
+        judged = self.confidence in ("accuracy", "right", "label")
+        return [
+            *labels_for(self.local_data),
+            *["method.ce = true"] * self.ce,
+            *[f"method.confidence = '{self.confidence}'"] * judged,
+        ]
 
     def public_batch_rows(self, batch_size: int) -> int:
         """As many as a local batch has, unless set."""
@@ -143,7 +161,8 @@ class FedH2L(Method):
         """The teaching signal [p_i, Acc_i] on the node's own public batch."""
         batch = self._public_batch(node, node.name, round)
         logits = node.teach(batch.inputs) if self.teacher == "average" else node.predict(batch.inputs)
-        return Posteriors.of(node.name, round, torch.softmax(logits, -1), batch.labels, self.written)
+        labels = batch.labels if node.seed_set.labelled else None
+        return Posteriors.of(node.name, round, torch.softmax(logits, -1), labels, self.written)
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
@@ -154,14 +173,15 @@ class FedH2L(Method):
             return
         signals = [message for message in inbox if isinstance(message, Posteriors)]
         batches = [self._public_batch(node, s.sender, s.round) for s in signals]
-        lesson = Lesson.of(signals, batches, self.confidence)
+        lesson = Lesson.of(signals, batches, self.confidence, node.seed_set.labelled)
         answers = node.take_ready((round, tuple(s.sender for s in signals)))
         answers = self._answers(node, batches) if answers is None else answers
         ce, kl = mutual_losses(answers, lesson, self.temperature)
-        g_pub = node.gradient(self.kl_weight * kl + ce if self.kl else ce)
+        g_pub = node.gradient(self._loss(ce, kl))
         projection = self._projected(g_pub, g_loc)
         node.step(projection.gradient, "mutual", self._mutual_state)
-        node.record(round, ce=ce, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
+        labelled = {"ce": ce} if node.seed_set.labelled else {}
+        node.record(round, **labelled, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
 
     def anticipate(self, node: Learner, senders: Sequence[str], round: int) -> None:
         """The pass forward on public batches, which are known before what teachers say of them is."""
@@ -182,6 +202,11 @@ class FedH2L(Method):
     def crossing(self) -> str:
         """The teaching signals."""
         return "posteriors on public data"
+
+    def _loss(self, ce: Tensor, kl: Tensor) -> Tensor:
+        if self.kl and self.ce:
+            return self.kl_weight * kl + ce
+        return self.kl_weight * kl if self.kl else ce
 
     def _remember(self, node: Learner, gradient: Tensor) -> None:
         """Keeps what the next mutual step needs to know of the local ones; called before the local step is taken."""
@@ -239,8 +264,8 @@ class Lesson(NamedTuple):
     dimension of students that are stacked.
     """
 
-    labels: Tensor
-    """`(rows,)`"""
+    labels: Tensor | None
+    """`(rows,)`; None: nobody knows them."""
     teacher: Tensor
     """Posteriors `(rows, classes)` of the teacher whose data a row is."""
     confidence: Tensor
@@ -249,7 +274,12 @@ class Lesson(NamedTuple):
     """A row's share of the loss, 1 / (teachers · rows of its teacher), `(rows,)`."""
 
     @staticmethod
-    def of(inbox: Sequence[Posteriors], batches: Sequence[Samples], confidence: Confidence = "accuracy") -> Lesson:
+    def of(
+        inbox: Sequence[Posteriors],
+        batches: Sequence[Samples],
+        confidence: Confidence = "accuracy",
+        labelled: bool = True,
+    ) -> Lesson:
         """The signals of an inbox beside the public batches that they speak of."""
         rows = batches[0].labels.dim() - 1  # where rows are counted: behind the dimension of nodes, if there is one
         sizes = [batch.labels.shape[-1] for batch in batches]
@@ -260,7 +290,7 @@ class Lesson(NamedTuple):
         else:
             believed = _belief(confidence, teacher, labels)
         return Lesson(
-            labels=labels,
+            labels=labels if labelled else None,
             teacher=teacher,
             confidence=believed,
             weight=_shares(tuple(sizes), batches[0].labels.device),
@@ -268,11 +298,13 @@ class Lesson(NamedTuple):
 
 
 def _belief(confidence: Confidence, teacher: Tensor, labels: Tensor) -> Tensor:
-    """How much each row of a teacher's posteriors is believed, by its label, `(rows,)`."""
+    """How much each row of a teacher's posteriors is believed, by its label or by itself, `(rows,)`."""
     if confidence == "right":
         return (teacher.argmax(-1) == labels).to(teacher.dtype)
     if confidence == "label":
         return teacher.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    if confidence == "certain":
+        return 1 + torch.xlogy(teacher, teacher).sum(-1) / math.log(teacher.shape[-1])
     return torch.ones_like(teacher[..., 0])
 
 
@@ -286,15 +318,19 @@ def _shares(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 def mutual_losses(logits: Tensor, lesson: Lesson, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """ℓ_CE of eq. (5) and ℓ_KL of eq. (3), `()` each, of a student's logits `(rows, classes)` on a lesson.
 
+    Without labels the first is 0.
+
     At a temperature T, ℓ_KL is T²·KL of posteriors ∝ p^(1/T), which is what softmax makes of logits divided by T.
     """
     log_p = torch.log_softmax(logits, -1)
     weight, teacher = lesson.weight.to(logits.dtype), lesson.teacher.to(logits.dtype)
-    ce = (weight * cross_entropy_rows(log_p, lesson.labels)).sum(-1)
     if temperature == 1:
         rows = kl_rows(teacher, log_p)
     else:
         softer = torch.softmax(torch.log(teacher) / temperature, -1)
         rows = temperature**2 * kl_rows(softer, torch.log_softmax(logits / temperature, -1))
     kl = (weight * lesson.confidence.to(logits.dtype) * rows).sum(-1)
+    if lesson.labels is None:
+        return torch.zeros_like(kl), kl
+    ce = (weight * cross_entropy_rows(log_p, lesson.labels)).sum(-1)
     return ce, kl

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from pydantic import Field, PrivateAttr
 
-from fedh2l.learner import Learner, LocalData
+from fedh2l.learner import Learner, LocalData, labels_for
 from fedh2l.losses import correct_count, cross_entropy, take_rows
 from fedh2l.messages import SERVER, Kind, Logits, Message
 from fedh2l.methods.base import Method, Preset
@@ -70,6 +70,10 @@ class FedMD(Method):
     private_epochs: int = Field(25, ge=0, description="passes over local data after that, before the first exchange")
 
     _schedule: Schedule = PrivateAttr(Schedule(0, 0, 1, 1, 1))
+
+    def needs_labels(self) -> list[str]:
+        """Those that the transfer phase trains on."""
+        return ["method.public_epochs > 0"] * bool(self.public_epochs) + labels_for(self.local_data)
 
     def fitted(self, learners: Sequence[Learner], rounds: int) -> Self:
         """With its phases in rounds."""

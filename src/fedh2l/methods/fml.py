@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedh2l.learner import Learner, LocalData
+from fedh2l.learner import Learner, LocalData, labels_for
 from fedh2l.losses import cross_entropy, distillation
 from fedh2l.messages import SERVER, Kind, Message, Parameters
 from fedh2l.methods.base import Method, Preset
@@ -85,6 +85,10 @@ class FML(Method):
         """Every K rounds."""
         assert isinstance(self.interval, int), "the method has not been fitted"
         return round % self.interval == 0
+
+    def needs_labels(self) -> list[str]:
+        """Those of public data that nodes train on."""
+        return labels_for(self.local_data)
 
     def local_step(self, node: Learner, round: int) -> None:
         """A step of both models on one batch."""

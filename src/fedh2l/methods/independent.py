@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedh2l.learner import Learner, LocalData
+from fedh2l.learner import Learner, LocalData, labels_for
 from fedh2l.losses import cross_entropy
 from fedh2l.methods.base import Method
 
@@ -17,6 +17,10 @@ class Independent(Method):
     name: ClassVar[str] = "independent"
 
     local_data: LocalData = Field("private+own-public", description="what a node trains on")
+
+    def needs_labels(self) -> list[str]:
+        """Those of public data that it trains on."""
+        return labels_for(self.local_data)
 
     def local_step(self, node: Learner, round: int) -> None:
         """One step of cross-entropy."""

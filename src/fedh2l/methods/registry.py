@@ -14,6 +14,7 @@ from fedh2l.methods.base import Method
 from fedh2l.methods.fedavg import FedAvg
 from fedh2l.methods.fedgkt import FedGKT
 from fedh2l.methods.fedh2l import FedH2L
+from fedh2l.methods.fedh2l_plus import FedH2LPlus
 from fedh2l.methods.fedmd import FedMD
 from fedh2l.methods.fedprox import FedProx
 from fedh2l.methods.fml import FML
@@ -21,7 +22,8 @@ from fedh2l.methods.independent import Independent
 from fedh2l.plugins import import_object, is_path
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (FedH2L, Independent, Aggregation, FedMD, FedAvg, FedProx, FML, FedGKT, Agnostic)
+    method.name: method
+    for method in (FedH2L, FedH2LPlus, Independent, Aggregation, FedMD, FedAvg, FedProx, FML, FedGKT, Agnostic)
 }
 ENTRY_POINTS = "fedh2l.methods"
 """The group of entry points in which a package names methods of its own."""

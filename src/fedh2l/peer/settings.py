@@ -189,6 +189,8 @@ def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
         raise ConfigError(
             f"the classes of this node's data are {list(domain.classes)}, those of the seed set {list(bundle.classes)}"
         )
+    if not data.public_labels:
+        raise ConfigError("data.public_labels: a seed set that peers hold has labels; leave it at true")
     if domain.augmentation is not None and domain.augmentation.public:
         raise ConfigError("data.augment: peers see public images as they are; use 'local' or 'none'")
     if domain.private.inputs.dtype == torch.uint8:

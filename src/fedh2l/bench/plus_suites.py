@@ -1,0 +1,94 @@
+"""The benchmarks of what goes beyond the paper: `fedh2l-plus`, its levers one by one, and accuracy against bytes."""
+
+from __future__ import annotations
+
+from fedh2l.bench.suite import Row, Suite, TableSpec
+from fedh2l.presets import Changes
+
+PLUS = "fedh2l-plus"
+FAIR: Changes = ("data.augment=local", "run.average=0.998")
+"""What other methods get of it: they may train on other views of their own data, and their models may be averaged."""
+SPLITS = ("independent", "aligned")
+
+
+def _tables(rows: list[Row], *changes: str, title: str = "α = 10 %") -> list[TableSpec]:
+    return [TableSpec(f"{title}, {splits} splits", rows, (*changes, f"data.splits={splits}")) for splits in SPLITS]
+
+
+def plus() -> Suite:
+    """Against the method that may send whole models, and against FedH2L at the same bytes."""
+    rivals = [
+        Row.of("FedH2L+", PLUS),
+        Row("FedAvg, best", "fedavg", {f"K = {k}": (*FAIR, f"method.interval={k}") for k in (1, 5, 10, 50, 100)}),
+        Row.of("FedAvg, K = 1", "fedavg", *FAIR, "method.interval=1"),
+        Row.of("FedH2L", "fedh2l"),
+        Row.of("FedH2L+, no public labels", PLUS, "data.public_labels=false"),
+    ]
+    tables = _tables(rivals)
+    for alpha, share in (("5 %", "0.05"), ("15 %", "0.15")):
+        tables += _tables(
+            [Row.of("FedH2L+", PLUS), Row.of("FedH2L", "fedh2l")], f"data.alpha={share}", title=f"α = {alpha}"
+        )
+    models = [f"nodes.{i}.model={model}" for i, model in enumerate(("lenet", "lenet-wide", "mlp", "cnn"))]
+    others = [
+        *(Row.of("FedH2L+", PLUS), Row.of("FedH2L", "fedh2l")),
+        *(Row.of(label, name, *FAIR) for label, name in (("AGG", "aggregation"), ("FedMD", "fedmd"))),
+    ]
+    return Suite("plus", "FedH2L+ against FedAvg and FedH2L", tables + _tables(others, *models, title="four models"))
+
+
+def levers() -> Suite:
+    """Each lever on its own, and all of them but one."""
+    views, average = "data.augment=all", ("run.average=0.998", "method.teacher=average")
+    rows = [
+        Row.of("FedH2L+", PLUS),
+        Row.of("without views", PLUS, "data.augment=none"),
+        Row.of("views of local data alone", PLUS, "data.augment=local"),
+        Row.of("without an average", PLUS, "run.average=0.0", "method.teacher=present"),
+        Row.of("the average does not teach", PLUS, "method.teacher=present"),
+        Row.of("temperature 1", PLUS, "method.temperature=1.0"),
+        Row.of("weight 1", PLUS, "method.kl_weight=1.0"),
+        *(Row.of(f"confidence: {kind}", PLUS, f"method.confidence={kind}") for kind in CONFIDENCE),
+        Row.of("no public labels", PLUS, "data.public_labels=false"),
+        Row.of("without projection", PLUS, "method.project=none"),
+        Row.of("FedH2L", "fedh2l"),
+        Row.of("FedH2L, views", "fedh2l", views),
+        Row.of("FedH2L, average", "fedh2l", *average),
+        Row.of("FedH2L, temperature 3, weight 3", "fedh2l", "method.temperature=3.0", "method.kl_weight=3.0"),
+        *(Row.of(f"FedH2L, confidence: {kind}", "fedh2l", f"method.confidence={kind}") for kind in OTHERS),
+        Row.of("FedH2L, no public labels", "fedh2l", *UNLABELLED),
+    ]
+    return Suite("levers", "what each part of FedH2L+ is worth, and public data without labels", _tables(rows))
+
+
+CONFIDENCE = ("accuracy", "right", "label", "certain")
+OTHERS = ("right", "label", "certain", "none")
+UNLABELLED: Changes = (
+    "data.public_labels=false",
+    "method.ce=false",
+    "method.local_data=private",
+    "method.confidence=none",
+)
+
+
+def frontier() -> Suite:
+    """Accuracy against bytes."""
+    fewer, encodings = ("method.encoding=int4",), ("float16", "int8", "int4", "topk-3")
+    rows = [
+        Row.of("FedH2L+", PLUS),
+        *(Row.of(f"FedH2L+, {name}", PLUS, f"method.encoding={name}") for name in encodings),
+        *(Row.of(f"FedH2L+, E = {e}", PLUS, f"method.interval={e}") for e in (5, 10)),
+        *(Row.of(f"FedH2L+, int4, E = {e}", PLUS, *fewer, f"method.interval={e}") for e in (5, 10, 20, 50, 100)),
+        Row.of("FedH2L+, one teacher", PLUS, "method.peers_per_round=1"),
+        Row.of("FedH2L", "fedh2l"),
+        *(Row.of(f"FedH2L, E = {e}", "fedh2l", f"method.interval={e}") for e in (5, 10)),
+        Row.of("FedH2L, int8", "fedh2l", "method.encoding=int8"),
+        *(Row.of(f"FedAvg, K = {k}", "fedavg", *FAIR, f"method.interval={k}") for k in (1, 5, 10, 50, 100, 500)),
+        Row.of("FedProx, K = 10", "fedprox", *FAIR, "method.interval=10", "method.mu=0.001"),
+        Row.of("FedAgnostic", "agnostic", *FAIR),
+        Row.of("FedMD", "fedmd", *FAIR, "method.revisit_epochs=1", "method.digest_epochs=5"),
+        Row.of("FML", "fml", *FAIR),
+        Row.of("AGG", "aggregation", *FAIR),
+        Row.of("IND", "independent", *FAIR),
+    ]
+    return Suite("frontier", "accuracy against bytes, as a table and a plot", _tables(rows), frontier=True)

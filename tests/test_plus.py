@@ -1,0 +1,88 @@
+"""`fedh2l-plus` is `fedh2l` with other settings, which it brings along wherever it is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedh2l
+from conftest import MLPS, TINY, blobs
+from fedh2l.config import load_config
+from fedh2l.errors import ConfigError
+from fedh2l.methods.fedh2l import FedH2L
+from fedh2l.methods.fedh2l_plus import FedH2LPlus
+from fedh2l.toml import to_toml
+from fedh2l.trainer import Trainer
+
+SHORT = [*TINY, *MLPS, "run.rounds=20"]
+PLUS = ["run.average=0.998", "data.augment=all", "method.teacher=average", "method.temperature=3.0",
+        "method.kl_weight=3.0", "method.confidence=none"]  # fmt: skip
+
+
+def test_it_is_fedh2l_with_other_settings():
+    plus, spelled = (
+        Trainer(load_config(None, [*SHORT, *changes], method=method)[0].federation()).run().to_dict()
+        for method, changes in (("fedh2l-plus", []), ("fedh2l", PLUS))
+    )
+    assert plus["matrix"] == spelled["matrix"]
+    assert plus["bytes"] == spelled["bytes"]
+
+
+def test_what_is_said_counts():
+    config, _ = load_config(None, ["run.average=0.9", "data.augment=local", "method.temperature=1.0"], "fedh2l-plus")
+    assert (config.run.average, config.data.augment, config.method.temperature) == (0.9, "local", 1.0)
+    assert config.method.kl_weight == 3
+
+
+def test_a_file_says_all_of_it(tmp_path):
+    """A run directory reproduces its run, whatever is recommended later."""
+    config, _ = load_config(None, SHORT, method="fedh2l-plus")
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config))
+    assert "average = 0.998" in path.read_text()
+    assert load_config(path)[0] == config
+
+
+def test_data_that_knows_no_views_is_taken_as_it_is():
+    config, _ = load_config(None, ["data.name=test_plus:domains"], method="fedh2l-plus")
+    assert config.run.average == 0.998
+    assert config.federation().nodes[0].domain.augmentation is None
+
+
+def domains():
+    return [blobs("a"), blobs("b", 1.0)]
+
+
+def test_without_labels():
+    config, _ = load_config(None, [*SHORT, "data.public_labels=false"], method="fedh2l-plus")
+    assert (config.method.ce, config.method.local_data) == (False, "private")
+    assert Trainer(config.federation()).run().average["ACC"] > 0
+    with pytest.raises(ConfigError, match=r"needed by method\.ce = true"):
+        load_config(None, [*SHORT, "data.public_labels=false", "method.ce=true"], "fedh2l-plus")[0].federation()
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_from_python(labelled, tmp_path):
+    nodes = [
+        fedh2l.Node(d.name, torch.nn.Linear(d.private.inputs.shape[1], 3), replace(d, public_labels=labelled))
+        for d in domains()
+    ]
+    fedh2l.train(nodes, "fedh2l-plus", rounds=4, batch_size=8, out=tmp_path / "run")
+    written = (tmp_path / "run" / "config.toml").read_text()
+    assert "average = 0.998" in written
+    assert f"ce = {str(labelled).lower()}" in written
+
+
+def test_from_python_by_its_class():
+    nodes = [fedh2l.Node(d.name, torch.nn.Linear(d.private.inputs.shape[1], 3), d) for d in domains()]
+    assert fedh2l.train(nodes, FedH2LPlus(), rounds=2, batch_size=8).average["ACC"] >= 0
+    with pytest.raises(ConfigError, match="no average is kept"):
+        fedh2l.train(nodes, FedH2LPlus(), rounds=2, batch_size=8, average=0.0)
+
+
+def test_others_recommend_nothing():
+    assert FedH2L.recommends(public_labels=True) == {}
+    config, _ = load_config(None, [])
+    assert (config.run.average, config.data.augment) == (0.0, "none")

@@ -1,0 +1,158 @@
+"""Public data that nobody has labelled: what peers say of it is all that is learned from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedh2l
+from conftest import blobs, train
+from fedh2l.config import load_config
+from fedh2l.domain import UNKNOWN, Samples
+from fedh2l.errors import ConfigError, DataError
+from fedh2l.losses import kl_rows
+from fedh2l.messages import Posteriors
+from fedh2l.methods.fedh2l import FedH2L, Lesson, mutual_losses
+from fedh2l.trainer import Trainer
+
+ALONE = ["data.public_labels=false", "method.ce=false", "method.local_data=private", "method.confidence=certain"]
+
+
+def test_labels_are_dropped(federation):
+    for node in federation(*ALONE).nodes:
+        assert set(node.domain.public.labels.tolist()) == {UNKNOWN}
+        assert node.domain.private.labels.min() >= 0
+        assert node.domain.test.labels.min() >= 0
+
+
+def test_labels_make_no_difference():
+    """Whatever is given as labels of public data: nodes end with the same bits."""
+    ends = []
+    for labels in (0, 1, None):
+        domains = [blobs("a"), blobs("b", 1.0)]
+        if labels is not None:
+            domains = [
+                replace(d, public=Samples(d.public.inputs, torch.full_like(d.public.labels, labels))) for d in domains
+            ]
+        domains = [replace(domain, public_labels=False) for domain in domains]
+        nets = [torch.nn.Linear(domain.private.inputs.shape[1], 3) for domain in domains]
+        for net in nets:
+            torch.nn.init.eye_(net.weight)
+            torch.nn.init.zeros_(net.bias)
+        nodes = [fedh2l.Node(domain.name, net, domain) for domain, net in zip(domains, nets, strict=True)]
+        method = FedH2L(ce=False, local_data="private", confidence="none")
+        fedh2l.train(nodes, method, rounds=8, batch_size=8, selection="last")
+        ends.append(torch.cat([net.weight.detach().clone() for net in nets]))
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("changes", [[], ["method.encoding=int8"], ["method.interval=3"]])
+def test_every_engine(federation, tmp_path, changes):
+    here = train(federation(*ALONE, *changes, "run.processes=1"), tmp_path / "here")
+    apart = train(federation(*ALONE, *changes, "run.processes=4"), tmp_path / "apart")
+    assert here == apart
+    as_one = Trainer(federation(*ALONE, *changes, "run.engine=batched", "run.dtype=float64")).run()
+    alike = Trainer(federation(*ALONE, *changes, "run.engine=local", "run.dtype=float64")).run()
+    assert as_one.to_dict()["matrix"] == alike.to_dict()["matrix"]
+    assert "ce" not in here[1][0]["nodes"]["M0"]
+
+
+def test_nothing_is_said_of_right_answers(federation):
+    """A count of them would tell labels: a message is four bytes shorter."""
+    labelled, unlabelled = (Trainer(federation(*c)).run().to_dict()["bytes"] for c in ([], ALONE))
+    assert labelled["total"] - unlabelled["total"] == 4 * 20 * 12  # rounds, edges
+
+
+def test_posteriors_are_worth_something(federation):
+    """Against the same nodes alone, on other nodes' data."""
+    longer = ["run.rounds=300", "data.per_class=40", "data.alpha=0.3"]
+    together = Trainer(federation(*longer, *ALONE)).run().average["CDP"]
+    alone = Trainer(federation(*longer, *ALONE[:3], "method.confidence=none", "method.interval=0")).run().average["CDP"]
+    assert together > alone + 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ([], "method.local_data = 'private+all-public', method.ce = true, method.confidence = 'accuracy'"),
+        (["method.local_data=private", "method.ce=false", "method.confidence=right"], "method.confidence = 'right'"),
+        (["method.name=aggregation"], "method.local_data"),
+        (["method.name=independent"], "method.local_data = 'private+own-public'"),
+        (["method.name=fedavg"], "method.local_data"),
+        (["method.name=fedmd"], "method.public_epochs > 0"),
+        (["method.name=fml"], "method.local_data"),
+        (["method.name=test_unlabelled:Own"], "method.name = 'test_unlabelled:Own'"),
+    ],
+)
+def test_what_needs_labels_says_so(federation, changes, why):
+    with pytest.raises(ConfigError) as error:
+        federation("data.public_labels=false", *changes)
+    assert str(error.value).startswith(f"data.public_labels = false, but public labels are needed by {why}")
+
+
+class Own(fedh2l.Method):
+    """A method of a user's own, which does not say that it can do without labels."""
+
+    name = "own"
+
+    def local_step(self, node, round):
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["method.name=independent", "method.local_data=private"],
+        ["method.name=fedavg", "method.local_data=private", "method.interval=4"],
+        ["method.name=fedprox", "method.local_data=private", "method.interval=4"],
+        ["method.name=fedmd", "method.public_epochs=0"],
+        ["method.name=fml", "method.local_data=private", "method.interval=4"],
+    ],
+)
+def test_others_that_can_do_without(federation, changes):
+    assert Trainer(federation("data.public_labels=false", *changes)).run().average["ACC"] > 0
+
+
+def test_all_have_labels_or_nobody_has():
+    domains = [blobs("a"), replace(blobs("b"), public_labels=False)]
+    nodes = [fedh2l.Node(domain.name, torch.nn.Linear(domain.private.inputs.shape[1], 3), domain) for domain in domains]
+    with pytest.raises(DataError, match="only one has public data with labels"):
+        fedh2l.train(nodes, rounds=1)
+
+
+def test_a_mutual_step_learns_something():
+    with pytest.raises(ConfigError, match="kl and ce are both false"):
+        load_config(None, ["method.kl=false", "method.ce=false"])
+
+
+def test_labels_alone(federation):
+    """`kl` and `ce` are each other's counterpart."""
+    both, kl, ce = (
+        [p.clone() for p in parameters(federation(*changes))]
+        for changes in ([], ["method.ce=false"], ["method.kl=false"])
+    )
+    assert not any(torch.equal(a, b) for a, b in zip(both, kl, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(ce, kl, strict=True))
+
+
+def parameters(fed):
+    trainer = Trainer(fed)
+    trainer.run()
+    return [learner.parameters for learner in trainer.engine.learners]
+
+
+def test_certainty():
+    sure, unsure = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]), torch.full((2, 3), 1 / 3)
+    batch = Samples(torch.zeros(2, 1), torch.full((2,), UNKNOWN))
+    inbox = [Posteriors.of(name, 1, values, None) for name, values in (("a", sure), ("b", unsure))]
+    lesson = Lesson.of(inbox, [batch, batch], "certain", labelled=False)
+    half = 1 - torch.log(torch.tensor(2.0)) / torch.log(torch.tensor(3.0))
+    torch.testing.assert_close(lesson.confidence, torch.tensor([1.0, half, 0.0, 0.0]), atol=1e-6, rtol=0)
+    logits = torch.randn(4, 3)
+    ce, kl = mutual_losses(logits, lesson)
+    assert ce == 0
+    rows = kl_rows(torch.cat([sure, unsure]), torch.log_softmax(logits, -1))
+    torch.testing.assert_close(kl, (lesson.confidence * rows).sum() / 4)
