@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from fedh2l.engines.residents import Residents
+from fedh2l.messages import Posteriors
+from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.trainer import Trainer
 from test_engine import NOISY
 
@@ -17,19 +19,22 @@ def residents(federation, *changes: str) -> list[Residents]:
     return [Residents([learner], fed.method) for learner in fed.learners()]
 
 
-def a_round(all_nodes: list[Residents], expects=None) -> list[torch.Tensor]:
-    """The parameters of all after one round."""
+def a_round(all_nodes: list[Residents], expects=None, late: bool = False) -> list[torch.Tensor]:
+    """The parameters of all after one round; if they are late, messages come when the next one is under way."""
     everybody = [nodes.learners[0].name for nodes in all_nodes]
     sent = {}
     for nodes in all_nodes:
         nodes.local_steps(1)
         sent |= nodes.emit(1)
+    now = 2 if late else 1
     for nodes in all_nodes:
         (own,) = nodes.learners
+        if late:
+            nodes.local_steps(2)
         others = [name for name in everybody if name != own.name]
         if expects is not None:
-            nodes.anticipate({own.name: expects(others)}, 1)
-        nodes.receive({own.name: [sent[name] for name in others]}, 1)
+            nodes.anticipate({own.name: expects(others)}, now)
+        nodes.receive({own.name: [sent[name] for name in others]}, now)
         assert own.ready is None
     return [nodes.learners[0].parameters for nodes in all_nodes]
 
@@ -39,6 +44,12 @@ def a_round(all_nodes: list[Residents], expects=None) -> list[torch.Tensor]:
 def test_the_same_bits(federation, changes, expects):
     plain = a_round(residents(federation, *changes))
     ahead = a_round(residents(federation, *changes), expects)
+    assert all(torch.equal(a, b) for a, b in zip(plain, ahead, strict=True))
+
+
+def test_messages_of_another_round(federation):
+    """What was computed ahead is of other batches than they speak of."""
+    plain, ahead = (a_round(residents(federation), expects, late=True) for expects in (None, tuple))
     assert all(torch.equal(a, b) for a, b in zip(plain, ahead, strict=True))
 
 
@@ -57,9 +68,18 @@ class Normed(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))
 
 
+class Instances(nn.Sequential):
+    """Learns statistics in another kind of layer."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        norm = nn.InstanceNorm2d(2, track_running_stats=True)
+        super().__init__(nn.Conv2d(1, 2, 5, 5), norm, nn.Flatten(), nn.Linear(50, num_classes))
+
+
 @pytest.mark.parametrize("choice", ["frozen", "joint", "per-domain"])
-def test_statistics_are_learned_once(federation, choice):
-    models = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=test_ahead:Normed", "model_args={}")]
+@pytest.mark.parametrize("model", [Normed, Instances])
+def test_statistics_are_learned_once(federation, choice, model):
+    models = [f"nodes.{i}.{k}" for i in range(4) for k in (f"model=test_ahead:{model.__name__}", "model_args={}")]
     changes = [*models, f"method.batch_norm={choice}"]
     plain, ahead = residents(federation, *changes), residents(federation, *changes)
     a_round(plain)
@@ -75,6 +95,9 @@ def test_what_goes_wrong_is_told_when_it_matters(federation):
     name = nodes.learners[0].name
     nodes.anticipate({name: ("nobody",)}, 1)
     assert nodes.learners[0].ready is None
+    stray = Posteriors.of("nobody", 1, torch.full((8, 10), 0.1), torch.zeros(8, dtype=torch.long))
+    with pytest.raises(KeyError, match="nobody"):
+        nodes.receive({name: [stray]}, 1)
 
 
 def test_nothing_is_kept_over_a_return(federation):
@@ -86,6 +109,24 @@ def test_nothing_is_kept_over_a_return(federation):
     assert learner.ready is not None
     learner.restore(state)
     assert learner.ready is None
+
+
+class Counting(FedH2L):
+    """Counts how often something was done ahead, where it can be seen from outside."""
+
+    def anticipate(self, node, senders, round):
+        """Counts."""
+        super().anticipate(node, senders, round)
+        node.memory["ahead"] = node.memory.get("ahead", torch.zeros(())) + (node.ready is not None)
+
+
+@pytest.mark.parametrize(("processes", "times"), [(4, 6), (2, 0), (1, 0)])
+def test_where_it_is_done(federation, processes, times):
+    trainer = Trainer(federation("run.rounds=6", f"run.processes={processes}", "method.name=test_ahead:Counting"))
+    trainer.advance()
+    counted = [int(value) for key, value in trainer.engine.state().items() if key.endswith("memory.ahead")]
+    assert counted == [times] * 4 if times else not counted
+    trainer.engine.close()
 
 
 def test_in_processes(federation):

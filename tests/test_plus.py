@@ -21,6 +21,9 @@ PLUS = ["run.average=0.998", "data.augment=all", "method.teacher=average", "meth
         "method.kl_weight=3.0", "method.confidence=none"]  # fmt: skip
 
 
+UNLABELLED = ["data.public_labels=false", "method.ce=false", "method.local_data=private", "method.confidence=none"]
+
+
 def test_it_is_fedh2l_with_other_settings():
     plus, spelled = (
         Trainer(load_config(None, [*SHORT, *changes], method=method)[0].federation()).run().to_dict()
@@ -86,3 +89,43 @@ def test_others_recommend_nothing():
     assert FedH2L.recommends(public_labels=True) == {}
     config, _ = load_config(None, [])
     assert (config.run.average, config.data.augment) == (0.0, "none")
+
+
+def written(tmp_path, method, *changes):
+    path = tmp_path / f"{method}.toml"
+    path.write_text(to_toml(load_config(None, [*SHORT, *changes], method=method)[0]))
+    return path
+
+
+@pytest.mark.parametrize("by", ["option", "change"])
+def test_over_a_file_of_another_method(tmp_path, by):
+    """What the file says of the method is left out; what it says elsewhere stays, and is told."""
+    path = written(tmp_path, "fedh2l")
+    args = ([], "fedh2l-plus") if by == "option" else (["method.name=fedh2l-plus"], None)
+    config, notices = load_config(path, *args)
+    assert (config.method.temperature, config.method.teacher, config.run.average) == (3.0, "average", 0.0)
+    assert "run.average stays 0.0, as the file says; fedh2l-plus would have 0.998" in notices
+    assert "data.augment stays 'none', as the file says; fedh2l-plus would have 'all'" in notices
+    assert any("keys are left out" in text for text in notices)
+
+
+def test_from_a_file_of_its_own(tmp_path):
+    config, notices = load_config(written(tmp_path, "fedh2l-plus"), method="fedh2l")
+    assert (config.method.temperature, config.run.average) == (1.0, 0.998)
+    assert "run.average stays 0.998, as the file says; which is what fedh2l-plus would have" in notices
+    assert load_config(written(tmp_path, "fedh2l-plus", "run.average=0.5"), method="fedavg")[1][-1].startswith("data.")
+    assert not load_config(written(tmp_path, "fedavg"), method="fedmd")[1][1:]
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(ConfigError, match=r"data\.name"):
+        load_config(None, ["data.name=[1]"])
+
+
+@pytest.mark.parametrize(("change", "key"), [("method.name=fedh2l-plus", "augment"), (UNLABELLED, "public_labels")])
+def test_a_rehearsal_says_at_once_what_peers_lack(cli, tmp_path, change, key):
+    changes = [part for c in (change if isinstance(change, list) else [change]) for part in ("--set", c)]
+    said = cli("rehearse", "--rounds", 5, *changes, "--out", "here")
+    assert said.returncode == 2
+    assert f"data.{key}: " in said.stderr
+    assert not (tmp_path / "here").exists()

@@ -90,7 +90,9 @@ def test_posteriors_are_worth_something(federation):
 def test_what_needs_labels_says_so(federation, changes, why):
     with pytest.raises(ConfigError) as error:
         federation("data.public_labels=false", *changes)
-    assert str(error.value).startswith(f"data.public_labels = false, but public labels are needed by {why}")
+    assert str(error.value).startswith(
+        f"public data has no labels (data.public_labels = false), and they are needed by {why}"
+    )
 
 
 class Own(fedh2l.Method):
@@ -108,6 +110,7 @@ class Own(fedh2l.Method):
         ["method.name=independent", "method.local_data=private"],
         ["method.name=fedavg", "method.local_data=private", "method.interval=4"],
         ["method.name=fedprox", "method.local_data=private", "method.interval=4"],
+        ["method.name=agnostic", "method.local_data=private", "method.interval=4"],
         ["method.name=fedmd", "method.public_epochs=0"],
         ["method.name=fml", "method.local_data=private", "method.interval=4"],
     ],
@@ -123,9 +126,10 @@ def test_all_have_labels_or_nobody_has():
         fedh2l.train(nodes, rounds=1)
 
 
-def test_a_mutual_step_learns_something():
-    with pytest.raises(ConfigError, match="kl and ce are both false"):
-        load_config(None, ["method.kl=false", "method.ce=false"])
+@pytest.mark.parametrize("change", ["method.kl=false", "method.kl_weight=0.0"])
+def test_a_mutual_step_learns_something(change):
+    with pytest.raises(ConfigError, match="would learn nothing"):
+        load_config(None, ["method.ce=false", change])
 
 
 def test_labels_alone(federation):

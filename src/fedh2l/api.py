@@ -51,7 +51,8 @@ def train(
     models `load` reads; with `resume=True` as well, a run that was interrupted goes on, one that has ended is not
     trained again, and one that is not there yet starts. `progress` shows a bar. Further keywords are the keys of the
     `[run]` section: batch_size, device, engine, threads, dtype, precision, micro_batch, eval_every, checkpoint_every,
-    selection. `ray` is how `engine="ray"` uses a cluster.
+    selection, average; where nothing is said, they are what the method recommends. `ray` is how `engine="ray"` uses a
+    cluster.
     """
     for key in set(run) & set(OptimizerSettings.model_fields):
         raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")

@@ -15,7 +15,7 @@ from fedh2l.data.registry import DATASETS
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.federation import Federation
 from fedh2l.methods.base import Method
-from fedh2l.methods.registry import find_method, make_method
+from fedh2l.methods.registry import METHODS, find_method, make_method
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.plugins import is_path, search
@@ -107,8 +107,8 @@ def load_config(
     raw = read_toml(source) if source else {}
     if source:
         search(str(source.absolute().parent))
-    notices = _choose_method(raw, method)
     changes = [_parse_override(text) for text in overrides]
+    notices = _choose_method(raw, method, changes)
     _drop_other_data(raw, changes)
     for path, value in changes:
         if path[0] != "nodes":
@@ -155,17 +155,40 @@ def _check_section_name(name: str) -> None:
         raise ConfigError(f"unknown section [{name}].{did_you_mean(name, SECTIONS)}")
 
 
-def _choose_method(raw: Raw, method: str | None) -> list[str]:
-    """Lets `--method` replace the file's method; parameters of the one do not fit the other."""
-    if method is None:
+def _choose_method(raw: Raw, method: str | None, changes: Sequence[tuple[list[str], Any]]) -> list[str]:
+    """Lets `--method`, or a change of `method.name`, replace the file's method.
+
+    Parameters of the one do not fit the other; what the file says elsewhere stays, and a notice says what of it the
+    one or the other method would have otherwise.
+    """
+    named = [value for path, value in changes if path == ["method", "name"]]
+    chosen = method if method is not None else named[-1] if named else None
+    if chosen is None:
         return []
     written = raw.get("method", {})
-    if written.get("name", "fedh2l") == method:
-        raw["method"] = {**written, "name": method}
+    before = written.get("name", "fedh2l")
+    if before == chosen:
+        raw["method"] = {**written, "name": chosen}
         return []
-    raw["method"] = {"name": method}
+    raw["method"] = {"name": chosen}
     dropped = sorted(set(written) - {"name"})
-    return [f"--method {method}: the file's [method] keys are left out: {', '.join(dropped)}"] if dropped else []
+    asked = f"--method {method}" if method is not None else f"method.name = {chosen!r}"
+    notices = [f"{asked}: the file's [method] keys are left out: {', '.join(dropped)}"] if dropped else []
+    return notices + (_left_over(raw, METHODS[before], find_method(chosen)) if before in METHODS else [])
+
+
+def _left_over(raw: Raw, before: type[Method], chosen: type[Method]) -> list[str]:
+    """What a file that was made for another method says of what that one, or this one, recommends."""
+    labelled = raw.get("data", {}).get("public_labels", True)
+    old, new = ({k: v for k, v in m.recommends(labelled).items() if k[:7] != "method."} for m in (before, chosen))
+    found = []
+    for key in dict.fromkeys([*old, *new]):
+        section, _, name = key.partition(".")
+        written = raw.get(section, {})
+        if name in written and written[name] != new.get(key) and (key in new or written[name] == old[key]):
+            wish = f"{chosen.name} would have {new[key]!r}" if key in new else f"which is what {before.name} would have"
+            found.append(f"{key} stays {written[name]!r}, as the file says; {wish}")
+    return found
 
 
 def _apply_preset(raw: Raw) -> None:
@@ -187,7 +210,7 @@ def _apply_preset(raw: Raw) -> None:
 def _apply_recommended(raw: Raw) -> None:
     """Fills in what a method does best with in other sections, where nothing is said and the data knows of it."""
     method, data = find_method(raw.get("method", {}).get("name", "fedh2l")), raw.get("data", {})
-    dataset_class = DATASETS.get(data.get("name", "rotated-mnist"))
+    dataset_class = DATASETS.get(str(data.get("name", "rotated-mnist")))
     for key, value in method.recommends(data.get("public_labels", True)).items():
         section, _, name = key.partition(".")
         if section != "data" or (dataset_class is not None and name in dataset_class.model_fields):

@@ -134,7 +134,9 @@ class Federation:
                 )
         needed = [] if self.labelled else self.method.needs_labels()
         if needed:
-            raise ConfigError(f"data.public_labels = false, but public labels are needed by {', '.join(needed)}")
+            raise ConfigError(
+                f"public data has no labels (data.public_labels = false), and they are needed by {', '.join(needed)}"
+            )
 
     def _check_public(self) -> None:
         classes = self.nodes[0].domain.classes

@@ -10,6 +10,7 @@ import torch
 from fedh2l.augmentation import Augmentation
 from fedh2l.batches import Batches
 from fedh2l.domain import Samples
+from fedh2l.sampling import draw_indices
 
 
 class SeedSet:
@@ -51,7 +52,7 @@ class SeedSet:
         """`size` samples of everybody's public data, or all of them if there are no more."""
         if size >= len(self.union):
             return self.union
-        return self.union.take(self._batches.indices(len(self.union), size, "alignment", "", round))
+        return self.union.take(draw_indices(len(self.union), size, "alignment", self.seed, "", round))
 
     def batch(self, owner: str, round: int, size: int) -> Samples:
         """`size` samples of the owner's public data, or all of them if there are no more."""

@@ -110,7 +110,7 @@ class Report:
         return "\n\n".join([*parts, self.caption]) + "\n"
 
     def latex(self) -> str:
-        """Tables for booktabs."""
+        """Tables for booktabs, and amssymb where rows are marked."""
         parts = []
         for grid in self.grids:
             rows = [" & ".join(_tex(e.text, e.best) for e in row) + r" \\" for row in grid.rows]

@@ -49,7 +49,7 @@ class Dataset(Section):
 class FunctionDataset(Dataset):
     """Data of the user's own: `package.module:function`, called with the other keys of `[data]`, returns domains.
 
-    The run's seed is passed too if the function takes an argument of that name.
+    The run's seed and `public_labels` are passed too if the function takes arguments of these names.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -60,7 +60,7 @@ class FunctionDataset(Dataset):
     @staticmethod
     def of(path: str, arguments: dict[str, Any]) -> FunctionDataset:
         """The function at `path`, to be called with `arguments`."""
-        dataset = FunctionDataset(**arguments)
+        dataset = FunctionDataset.read(arguments, "data")
         dataset._path = path
         return dataset
 
@@ -86,8 +86,9 @@ class FunctionDataset(Dataset):
         if not callable(function):
             raise ConfigError(f"data.name: '{self._path}' is not a function")
         arguments: dict[str, Any] = dict(self.model_extra or {})
-        if "seed" in inspect.signature(function).parameters:
-            arguments.setdefault("seed", seed)
+        for name, value in (("seed", seed), ("public_labels", self.public_labels)):
+            if name in inspect.signature(function).parameters:
+                arguments.setdefault(name, value)
         try:
             inspect.signature(function).bind(**arguments)
         except TypeError as error:

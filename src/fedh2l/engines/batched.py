@@ -175,6 +175,8 @@ def obstacle(engines: Sequence[LocalEngine]) -> str | None:
     learners = [learner for engine in engines for learner in engine.learners]
     if any(learner.compute != AS_USUAL for learner in learners):
         return "run.precision or run.micro_batch is set"
+    if len({learner.seed_set.labelled for learner in learners}) > 1:
+        return "some of the federations have public data without labels"
     sizes = {len(learner.seed_set.parts[learner.name]) for learner in learners}
     if len(sizes) > 1:
         return "nodes have public data of different sizes"

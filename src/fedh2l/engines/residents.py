@@ -69,14 +69,19 @@ class Residents:
 
         What goes wrong here goes wrong again in `receive`, where it is told.
         """
-        if len(self.learners) == 1:
-            with suppress(Exception):
-                self._crew.each(
-                    "torch-mutual",
-                    round,
-                    lambda learner: self.method.anticipate(learner, senders[learner.name], round),
-                    self.learners,
-                )
+        if len(self.learners) > 1:
+            return
+        (learner,) = self.learners
+        buffers = [buffer.clone() for buffer in learner.module.buffers()]
+        with suppress(Exception):
+            self._crew.each(
+                "torch-mutual", round, lambda node: self.method.anticipate(node, senders[node.name], round), [learner]
+            )
+        if not all(torch.equal(now, then) for now, then in zip(learner.module.buffers(), buffers, strict=True)):
+            learner.ready = None  # the model learns as it passes, and would learn twice if this is in vain
+            with torch.no_grad():
+                for now, then in zip(learner.module.buffers(), buffers, strict=True):
+                    now.copy_(then)
 
     def receive(self, inboxes: Mapping[str, Sequence[Message]], round: int) -> None:
         """Every node learns from its inbox."""
@@ -86,6 +91,8 @@ class Residents:
             lambda learner: self.method.receive(learner, inboxes[learner.name], round),
             self.learners,
         )
+        for learner in self.learners:
+            learner.ready = None  # whatever was not asked for
         average(self.learners, exchanged=True)
 
     def complete(self, message: Message) -> None:

@@ -112,8 +112,10 @@ class FedH2L(Method):
 
     @model_validator(mode="after")
     def _learns_something(self) -> Self:
-        if not (self.kl or self.ce):
-            raise ValueError("kl and ce are both false, so a mutual step would learn nothing; interval = 0 has none")
+        if not (self.ce or (self.kl and self.kl_weight)):
+            raise ValueError(
+                "with neither ce nor kl (or kl_weight = 0) a mutual step would learn nothing; interval = 0 has none"
+            )
         return self
 
     @field_validator("topology")
@@ -174,7 +176,7 @@ class FedH2L(Method):
         signals = [message for message in inbox if isinstance(message, Posteriors)]
         batches = [self._public_batch(node, s.sender, s.round) for s in signals]
         lesson = Lesson.of(signals, batches, self.confidence, node.seed_set.labelled)
-        answers = node.take_ready((round, tuple(s.sender for s in signals)))
+        answers = node.take_ready(tuple((s.sender, s.round) for s in signals))
         answers = self._answers(node, batches) if answers is None else answers
         ce, kl = mutual_losses(answers, lesson, self.temperature)
         g_pub = node.gradient(self._loss(ce, kl))
@@ -187,7 +189,7 @@ class FedH2L(Method):
         """The pass forward on public batches, which are known before what teachers say of them is."""
         if senders and not (node.has_norms and self.batch_norm != "frozen"):
             batches = [self._public_batch(node, sender, round) for sender in senders]
-            node.ready = ((round, tuple(senders)), self._answers(node, batches))
+            node.ready = (tuple((sender, round) for sender in senders), self._answers(node, batches))
 
     @property
     def written(self) -> Encoding:

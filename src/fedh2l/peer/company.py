@@ -85,17 +85,24 @@ class Company:
             here: Sequence[Posteriors] = self._mailbox.newest(round)
         else:
             expected = self._peer.term.teachers(round).get(self._peer.name, ())
-            here = self._quorate(round, self._in_time(round, expected, stop), expected, stop)
+            here = self._quorate(round, self._in_time(round, stop), expected, stop)
         return [signal for signal in here if self._may_teach(signal.sender)]
 
-    def _in_time(self, round: int, expected: Sequence[str], stop: Callable[[], bool]) -> Sequence[Posteriors]:
+    def awaited(self, round: int) -> tuple[str, ...]:
+        """Whose signals of a round are waited for: of all that are expected, those who are neither late nor done."""
+        if isinstance(self._mailbox, LatestMailbox):
+            return ()
+        expected = self._peer.term.teachers(round).get(self._peer.name, ())
+        return tuple(name for name in expected if name not in self._near.late and not self._is_done(name))
+
+    def _in_time(self, round: int, stop: Callable[[], bool]) -> Sequence[Posteriors]:
         """Waits for all who are not late, until the deadline; who misses it is late."""
         seconds = self._peer.timing.deadline
         deadline = time.monotonic() + seconds
         while True:
             if stop():
                 raise StoppedError
-            waited = [name for name in expected if name not in self._near.late and not self._is_done(name)]
+            waited = self.awaited(round)
             here = self._mailbox.collect(round, min(deadline, time.monotonic() + LOOK), set(waited).issubset)
             heard = {signal.sender for signal in here}
             over = time.monotonic() >= deadline

@@ -223,7 +223,7 @@ class Peer:
         students = [student for student, teachers in self._teachers(round).items() if self.name in teachers]
         self.neighbours.send(students, round, encode(message, self.term.roster))
         self._sent = round
-        self.residents.anticipate(self._teachers(round), round)
+        self.residents.anticipate({self.name: self._company.awaited(round)}, round)
         inbox = [signal.to(self._device) for signal in self._company.hear(round, stop)]
         self.residents.receive({self.name: inbox}, round)
 

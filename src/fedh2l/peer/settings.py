@@ -180,6 +180,14 @@ def _check_addresses(charters: Sequence[Charter], settings: PeerSettings, insecu
         require_loopback("without certificates, peer.listen", settings.listen)
 
 
+def check_for_peers(data: Dataset, domain: Domain) -> None:
+    """Refuses what a simulation has and peers do not."""
+    if not (data.public_labels and domain.public_labels):
+        raise ConfigError("data.public_labels: a seed set that peers hold has labels; leave it at true")
+    if domain.augmentation is not None and domain.augmentation.public:
+        raise ConfigError("data.augment: peers see public images as they are; use 'local' or 'none'")
+
+
 def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
     domains = {domain.name: domain for domain in data.domains(seed)}
     if name not in domains:
@@ -189,10 +197,7 @@ def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
         raise ConfigError(
             f"the classes of this node's data are {list(domain.classes)}, those of the seed set {list(bundle.classes)}"
         )
-    if not data.public_labels:
-        raise ConfigError("data.public_labels: a seed set that peers hold has labels; leave it at true")
-    if domain.augmentation is not None and domain.augmentation.public:
-        raise ConfigError("data.augment: peers see public images as they are; use 'local' or 'none'")
+    check_for_peers(data, domain)
     if domain.private.inputs.dtype == torch.uint8:
         domain = _images_alike(domain, bundle)
     mine, theirs = domain.private.inputs, bundle.samples.inputs
