@@ -203,10 +203,10 @@ def test_another_method_drops_the_files_parameters(tmp_path):
     from fedh2l.config import _choose_method
 
     raw = {"method": {"name": "fedh2l", "interval": 5, "kl": False}}
-    assert _choose_method(raw, "fedh2l") == []
+    assert _choose_method(raw, "fedh2l", []) == []
     assert raw["method"]["interval"] == 5
-    assert _choose_method(raw, "other") == ["--method other: the file's [method] keys are left out: interval, kl"]
-    assert raw["method"] == {"name": "other"}
+    assert _choose_method(raw, "fedmd", []) == ["--method fedmd: the file's [method] keys are left out: interval, kl"]
+    assert raw["method"] == {"name": "fedmd"}
 
 
 def test_the_example_of_ones_own(cli):
