@@ -66,8 +66,14 @@ def random_words(count: int, purpose: Purpose, seed: int | str, node: str = "", 
     """The first `count` 64-bit words of an address's stream (Philox raw output is stable across NumPy versions)."""
     key = stream_key(purpose, seed, node, round)
     generator = _generators.philox
-    place = {"counter": _ZEROS, "key": np.array([key & _MASK, key >> 64], np.uint64)}
-    generator.state = {**_BEGINNING, "state": place}  # type: ignore[typeddict-item]
+    generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": _ZEROS, "key": np.array([key & _MASK, key >> 64], np.uint64)},
+        "buffer": _ZEROS,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
     words: NDArray[np.uint64] = generator.random_raw(count)
     return words
 
@@ -82,7 +88,6 @@ class _Generators(threading.local):
 _generators = _Generators()
 _MASK = 2**64 - 1
 _ZEROS = np.zeros(4, np.uint64)
-_BEGINNING = {"bit_generator": "Philox", "buffer": _ZEROS, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 
 def draw_indices(

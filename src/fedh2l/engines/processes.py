@@ -62,20 +62,21 @@ class ProcessEngine(SpreadEngine):
         reached, heard, going = first - 1, None, True
         while reached < last and going:
             rounds = self._until_exchange(reached + 1, last)
-            sent, sizes = self._leg(rounds, heard)
-            reached = rounds[-1]
-            heard = self._exchange(reached, sent, sizes) if self.method.exchanges(reached) else None
+            reached, exchanges = rounds[-1], self.method.exchanges(rounds[-1])
+            teachers = self.method.teachers(self.roster, reached) if exchanges and self.method.decentralised else {}
+            sent, sizes = self._leg(rounds, heard, exchanges, teachers)
+            heard = self._exchange(reached, sent, sizes, teachers) if exchanges else None
             for round in rounds:
                 going = keep_going(round) and going
         if heard is not None:
-            self._leg(range(0), heard)
+            self._leg(range(0), heard, False, {})
         self._round_done = reached
         return reached
 
-    def _leg(self, rounds: range, heard: Heard | None) -> tuple[dict[str, Sealed], dict[str, Size]]:
-        """All processes do these rounds; returns what their nodes send, and its sizes."""
-        sends = bool(rounds) and self.method.exchanges(rounds[-1])
-        teachers = self.method.teachers(self.roster, rounds[-1]) if sends and self.method.decentralised else {}
+    def _leg(
+        self, rounds: range, heard: Heard | None, sends: bool, teachers: Graph
+    ) -> tuple[dict[str, Sealed], dict[str, Size]]:
+        """All processes do these rounds; returns what their nodes send to those they teach, and its sizes."""
         requests = []
         for group in self.groups:
             expects = {node.name: teachers[node.name] for node in group} if teachers else {}
@@ -89,10 +90,9 @@ class ProcessEngine(SpreadEngine):
             sizes |= size
         return sent, sizes
 
-    def _exchange(self, round: int, sent: Mapping[str, Sealed], sizes: Mapping[str, Size]) -> Heard:
+    def _exchange(self, round: int, sent: Mapping[str, Sealed], sizes: Mapping[str, Size], teachers: Graph) -> Heard:
         """Between nodes messages are passed on unread; a server reads them."""
         if self.method.decentralised:
-            teachers = self.method.teachers(self.roster, round)
             self.ledger.heard(teachers, sizes.__getitem__)
             return Heard(round, teachers, sent)
         said = self.hub.answers({name: unsealed(message) for name, message in sent.items()}, round)

@@ -39,6 +39,8 @@ class Residents:
         self._signals: list[tuple[Posteriors, Tensor]] = []
         """Signals since then, with the labels of their batches: they are small, and searched for faults together."""
         self._last: dict[str, dict[str, Tensor]] = {}
+        self._passes_teach = False
+        """Whether a pass forward was seen to change a model, so that none is done ahead."""
 
     def local_steps(self, round: int) -> None:
         """Every node trains on what it holds."""
@@ -69,7 +71,7 @@ class Residents:
 
         What goes wrong here goes wrong again in `receive`, where it is told.
         """
-        if len(self.learners) > 1:
+        if len(self.learners) > 1 or self._passes_teach:
             return
         (learner,) = self.learners
         buffers = [buffer.clone() for buffer in learner.module.buffers()]
@@ -78,7 +80,7 @@ class Residents:
                 "torch-mutual", round, lambda node: self.method.anticipate(node, senders[node.name], round), [learner]
             )
         if not all(torch.equal(now, then) for now, then in zip(learner.module.buffers(), buffers, strict=True)):
-            learner.ready = None  # the model learns as it passes, and would learn twice if this is in vain
+            learner.ready, self._passes_teach = None, True  # it would learn twice, if this is in vain
             with torch.no_grad():
                 for now, then in zip(learner.module.buffers(), buffers, strict=True):
                     now.copy_(then)
