@@ -79,8 +79,13 @@ def test_from_python(labelled, tmp_path):
 
 
 def test_from_python_by_its_class():
-    nodes = [fedh2l.Node(d.name, torch.nn.Linear(d.private.inputs.shape[1], 3), d) for d in domains()]
-    assert fedh2l.train(nodes, FedH2LPlus(), rounds=2, batch_size=8).average["ACC"] >= 0
+    def trained(method):
+        torch.manual_seed(0)
+        nodes = [fedh2l.Node(d.name, torch.nn.Linear(d.private.inputs.shape[1], 3), d) for d in domains()]
+        return nodes, fedh2l.train(nodes, method, rounds=20, batch_size=8).matrix
+
+    nodes, matrix = trained(FedH2LPlus())
+    assert matrix == trained("fedh2l-plus")[1]
     with pytest.raises(ConfigError, match="no average is kept"):
         fedh2l.train(nodes, FedH2LPlus(), rounds=2, batch_size=8, average=0.0)
 
