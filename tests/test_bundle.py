@@ -27,6 +27,11 @@ def part(node: str, count: int = 4, seed: int = 0) -> Part:
     return Part(node, CLASSES, SCHEMA, Samples(inputs, torch.arange(count) % 2))
 
 
+def unlabelled(node: str) -> Part:
+    samples = part(node).samples
+    return Part(node, CLASSES, SCHEMA, replace(samples, labels=torch.full_like(samples.labels, -1)))
+
+
 @pytest.fixture
 def bundle() -> Bundle:
     return merge("zoo", [part("b", 4, 1), part("a", 6, 2)])
@@ -170,6 +175,39 @@ def test_tables(tmp_path):
         path.write_text(text)
         with pytest.raises(DataError, match=why):
             from_table(path, "kind", CLASSES, table_schema(["x", "y"]))
+
+
+def test_without_labels(zoo):
+    """Nobody knows what the samples are: no folders of classes, no column; all members alike."""
+    known, path = from_folder(zoo / "zoo", CLASSES, SCHEMA), zoo / "t.csv"
+    path.write_text("path\n" + "".join(f"zoo/{name}/{i}.png\n" for name in CLASSES for i in range(3)))
+    for found in (from_folder(zoo / "zoo", CLASSES, SCHEMA, False), from_list(path, CLASSES, SCHEMA, False)):
+        assert torch.equal(found.inputs, known.inputs)
+        assert set(found.labels.tolist()) == {-1}
+    path.write_text("y,x\n1,2.5\n")
+    numbers = from_table(path, None, CLASSES, table_schema(["x", "y"]))
+    assert numbers.inputs.tolist() == [[2.5, 1.0]]
+    assert numbers.labels.tolist() == [-1]
+    whole = merge("zoo", [unlabelled("a"), unlabelled("b")])
+    assert not whole.labelled
+    assert whole.counts() == {"a": [4], "b": [4]}
+    whole.save(zoo / "whole.safetensors")
+    assert Bundle.load(zoo / "whole.safetensors").digest == whole.digest
+    with pytest.raises(DataError, match="differ in their labels: all and none"):
+        merge("zoo", [part("a"), unlabelled("b")])
+    some = replace(part("a").samples, labels=torch.tensor([0, -1, 1, 0]))
+    with pytest.raises(DataError, match="labels outside"):
+        Part("a", CLASSES, SCHEMA, some)
+
+
+def test_without_labels_from_the_command_line(cli, zoo):
+    common = ("seedset", "part", "--classes", "cat,dog", "--image", "L:4x6", "--unlabelled", "--yes", "--folder", "zoo")
+    for name in ("a", "b"):
+        given = cli(*common, "--name", name)
+        assert given.returncode == 0, given.stderr
+        assert "without labels" in given.stderr
+    assert cli("seedset", "merge", "a.part.safetensors", "b.part.safetensors", "--federation", "zoo").returncode == 0
+    assert not Bundle.load(zoo / "seedset.safetensors").labelled
 
 
 @pytest.mark.parametrize("text", ["L", "L:28", "CMYK:2x2", "L:0x4", "RGB:99999x1"])

@@ -7,11 +7,14 @@ import tomllib
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedh2l.errors import ConfigError
 from fedh2l.peer.bundle import merge
 from fedh2l.peer.charter import Charter, check_versions, differences, parse_address
-from test_bundle import CLASSES, part
+from fedh2l.peer.terms import Term, Terms
+from fedh2l.peer.views import SharedViews
+from test_bundle import CLASSES, part, unlabelled
 
 
 def pin(letter: str) -> str:
@@ -53,6 +56,7 @@ def test_what_the_digest_covers():
         raw(batch_size=16),
         raw(seedset="1" * 64),
         raw(method={"name": "fedh2l", "kl": False}),
+        raw(views={"shift": 0.1}),
         raw(members=raw()["members"][::-1]),
         raw(members=raw()["members"][:2]),
     ):
@@ -116,6 +120,45 @@ def test_a_seed_set_that_is_not_the_agreed_one(bundle):
     fewer = merge("zoo", [part("a"), part("b", seed=1)])
     with pytest.raises(ConfigError, match="member 'c' gave no part"):
         Charter.read(raw(seedset=fewer.digest)).check_bundle(fewer)
+
+
+def test_views_are_agreed_on(tmp_path, bundle):
+    """They say how images are seen, and mean nothing for a seed set of anything else."""
+    charter = Charter.read(raw(seedset=bundle.digest, views={"shift": 0.1, "mix": 0.5, "border": "zeros"}))
+    (tmp_path / "roster.toml").write_text(charter.to_toml())
+    assert Charter.load(tmp_path / "roster.toml") == charter
+    charter.check_bundle(bundle)
+    numbers = replace(bundle, samples=replace(bundle.samples, inputs=torch.zeros(len(bundle.samples), 5)))
+    with pytest.raises(ConfigError, match=r"\[views\] of the roster: the seed set holds no images"):
+        charter.views.of(numbers)
+    plain = Charter.read(raw())
+    assert "views" not in tomllib.loads(plain.to_toml())
+    assert differences(plain.canonical(CLASSES), Charter.read(raw(views={"mix": 0.5})).canonical(CLASSES)) == [
+        "views.mix: 0.0 here, 0.5 there"
+    ]
+    seen = charter.views.of(bundle)
+    assert (seen.shift, seen.mix, seen.flip, seen.border) == (0.1, 0.5, 0.0, "zeros")
+    assert SharedViews.like(seen) == charter.views
+
+
+def test_a_seed_set_without_labels():
+    nothing = merge("zoo", [unlabelled("a"), unlabelled("b"), unlabelled("c")])
+    with pytest.raises(ConfigError, match=r"has no labels, and they are needed by method\.local_data = .*, method\.ce"):
+        Charter.read(raw(seedset=nothing.digest)).check_bundle(nothing)
+    alone = {"name": "fedh2l", "ce": False, "local_data": "private", "confidence": "none"}
+    charter = Charter.read(raw(seedset=nothing.digest, method=alone))
+    term = Term(charter, nothing)
+    assert term.labels("a", 1) is None
+    assert not term.seed_set.labelled
+    labelled = merge("zoo", [part("a"), part("b"), part("c")])
+    assert term.size("a") == Term(replace(charter, agreement=agreed(charter, labelled)), labelled).size("a") - 4
+    later = replace(charter, agreement=agreed(charter, labelled, version=2, from_round=5))
+    with pytest.raises(ConfigError, match="or only one has labels"):
+        Terms((term, Term(later, labelled)))
+
+
+def agreed(charter, bundle, **changes):
+    return charter.agreement.model_copy(update={"seedset": bundle.digest, **changes})
 
 
 def test_versions_follow_each_other():

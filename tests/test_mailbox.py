@@ -31,10 +31,10 @@ class Always:
     """Terms that never change, with labels that tests can work out."""
 
     first, rounds, roster, names = 1, 10_000, ROSTER, ROSTER.names
-    labels = staticmethod(labels)
 
-    def __init__(self, method: FedH2L) -> None:
-        self.method = method
+    def __init__(self, method: FedH2L, labelled: bool = True) -> None:
+        self.method, self.labelled = method, labelled
+        self.labels = labels if labelled else lambda sender, round: None
         self.teachers, self.exchanges, self.all = lambda round: method.teachers(ROSTER, round), method.exchanges, [self]
 
     def at(self, round: int) -> Always:
@@ -73,6 +73,14 @@ def test_a_sound_signal_is_kept_as_it_was_sent():
     (kept,) = box.collect(1, time.monotonic(), ALL)
     assert torch.equal(kept.values, signal().values)
     assert kept.accuracy == signal().accuracy
+
+
+def test_without_labels_nobody_says_how_many_were_right():
+    box = Mailbox("a", Always(FedH2L(), labelled=False))
+    assert reason(box, data()) is Reason.WRONG_SHAPE
+    box.accept("b", data(replace(signal(), correct=None)))
+    (kept,) = box.collect(1, time.monotonic(), ALL)
+    assert kept.correct is None
 
 
 def changed(**changes) -> bytes:

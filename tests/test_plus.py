@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,8 @@ from fedh2l.trainer import Trainer
 
 SHORT = [*TINY, *MLPS, "run.rounds=20"]
 PLUS = ["run.average=0.998", "data.augment=all", "method.teacher=average", "method.temperature=3.0",
-        "method.kl_weight=3.0", "method.confidence=none"]  # fmt: skip
+        "method.kl_weight=3.0", "method.confidence=none", "method.pace=3.0", "method.encoding=int8",
+        "method.public_batch_size=64", "method.local_data=private+own-public"]  # fmt: skip
 
 
 UNLABELLED = ["data.public_labels=false", "method.ce=false", "method.local_data=private", "method.confidence=none"]
@@ -60,7 +62,7 @@ def domains():
 
 def test_without_labels():
     config, _ = load_config(None, [*SHORT, "data.public_labels=false"], method="fedh2l-plus")
-    assert (config.method.ce, config.method.local_data) == (False, "private")
+    assert (config.method.ce, config.method.local_data, config.method.pace) == (False, "private", 1)
     assert Trainer(config.federation()).run().average["ACC"] > 0
     with pytest.raises(ConfigError, match=r"needed by method\.ce = true"):
         load_config(None, [*SHORT, "data.public_labels=false", "method.ce=true"], "fedh2l-plus")[0].federation()
@@ -127,10 +129,12 @@ def test_a_name_that_is_none():
         load_config(None, ["data.name=[1]"])
 
 
-@pytest.mark.parametrize(("change", "key"), [("method.name=fedh2l-plus", "augment"), (UNLABELLED, "public_labels")])
-def test_a_rehearsal_says_at_once_what_peers_lack(cli, tmp_path, change, key):
-    changes = [part for c in (change if isinstance(change, list) else [change]) for part in ("--set", c)]
-    said = cli("rehearse", "--rounds", 5, *changes, "--out", "here")
-    assert said.returncode == 2
-    assert f"data.{key}: " in said.stderr
-    assert not (tmp_path / "here").exists()
+@pytest.mark.parametrize("labelled", [True, False])
+def test_peers_do_it_too(cli, labelled):
+    """With views that the roster agrees on, and with a seed set that has labels or has none."""
+    changes = ["method.name=fedh2l-plus", f"data.public_labels={str(labelled).lower()}", *SHORT]
+    options = [*(part for change in changes for part in ("--set", change)), "--rounds", 8, "--json"]
+    here, there = (cli(command, *options, "--out", command, timeout=180) for command in ("run", "rehearse"))
+    assert here.returncode == there.returncode == 0, here.stderr + there.stderr
+    results = [json.loads(each.stdout) | {"seconds": 0} for each in (here, there)]
+    assert results[0] == results[1]

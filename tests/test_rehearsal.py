@@ -32,6 +32,10 @@ from town import NAMES, rehearsal
             ["method.peers_per_round=1", "nodes.0.model=lenet", "nodes.0.model_args={}"], marks=pytest.mark.slow
         ),
         pytest.param(
+            ["data.augment=all", "method.pace=3.0", "method.public_batch_size=8"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["run.average=0.9", "method.teacher=average", "method.encoding=int8", "method.confidence=right"],
             marks=pytest.mark.slow,
         ),

@@ -108,7 +108,7 @@ def test_one_joins_and_one_leaves_while_the_others_train(town):
             update={"version": number, "from_round": first, "seedset": merged.digest}
         )
         members = tuple(member for member in whole.members if member.name in names)
-        text = Charter(agreement, whole.method, whole.timing, members).to_toml()
+        text = Charter(agreement, whole.method, whole.timing, members, whole.views).to_toml()
         (folder / f"roster-{number}.toml").write_text(text)
 
     def hold(name: str, *numbers: int) -> None:

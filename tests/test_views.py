@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import fedh2l
-from fedh2l.augmentation import Augmentation, jittered
+from fedh2l.augmentation import Augmentation, PublicViews, _between, jittered
 from fedh2l.domain import Samples
 from fedh2l.errors import DataError
+from fedh2l.messages import Posteriors
+from fedh2l.methods.fedh2l import Lesson, mutual_losses
 from fedh2l.pixels import Pixels, ready
 from fedh2l.sampling import random_words, stream_key, word_block
 from fedh2l.seedset import SeedSet
@@ -158,7 +161,8 @@ def test_colours_change_within_bounds():
 
 @pytest.mark.parametrize("public", [False, True])
 def test_training_on_views(public):
-    views = Augmentation(Pixels.of(IMAGENET), public=public)
+    pixels = Pixels.of(IMAGENET)
+    views = Augmentation(pixels, public=PublicViews(pixels, mix=0.5) if public else None)
     plain, first, again = (
         fedh2l.train(nodes(each), rounds=20, batch_size=8, optimizer=fedh2l.Optimizer(lr=0.01))
         for each in (None, views, views)
@@ -169,6 +173,54 @@ def test_training_on_views(public):
 
 def test_public_views_are_the_same_for_everybody():
     samples = Samples(torch.randint(0, 256, (20, 3, 8, 8)).to(torch.uint8), torch.zeros(20, dtype=torch.long))
-    mine, theirs = (SeedSet({"a": samples}, 5, VIEWS) for _ in range(2))
-    assert torch.equal(mine.batch("a", 3, 4).inputs, theirs.batch("a", 3, 4).inputs)
-    assert not torch.equal(mine.batch("a", 3, 4).inputs, SeedSet({"a": samples}, 5).batch("a", 3, 4).inputs)
+    views = PublicViews(Pixels.of(IMAGENET), bend=0.1, mix=0.5)
+    mine, theirs = (SeedSet({"a": samples}, 5, views).batch("a", 3, 4) for _ in range(2))
+    assert torch.equal(mine.inputs, theirs.inputs)
+    assert mine.shares is not None
+    assert torch.equal(mine.shares, theirs.shares)
+    assert not torch.equal(mine.inputs, SeedSet({"a": samples}, 5).batch("a", 3, 4).inputs)
+
+
+def test_bending_neither_moves_nor_turns_the_whole():
+    """Where a point of an image is seen, as a function of where it was, has no common shift, stretch or turn."""
+    side, rows = 48, 200
+    places = (torch.arange(side, dtype=torch.float64) + 0.5) / side
+    down, across = torch.meshgrid(places, places, indexing="ij")
+    images = torch.stack([across, down]).expand(rows, 2, side, side)  # each pixel says where it is
+    bent = replace(STILL, bend=0.1, border="reflection").views(images, torch.float64, "public-views", 0, "a", 1)
+    moves = (bent - images)[:, :, 8:-8, 8:-8]
+    assert 0.03 < moves.abs().max() <= 0.14  # cubic curves go a little beyond their points
+    assert moves.std() > 0.01
+    words = random_words(rows * 23, "public-views", 0, "a", 1).reshape(rows, 23)
+    pulls = torch.from_numpy(replace(STILL, bend=0.1).numbers(words, 1.0)[:, 10:]).view(rows, 2, 4, 4)
+    field = _between(side, torch.device("cpu")) @ pulls @ _between(side, torch.device("cpu")).T
+    for common in (torch.ones(side, side, dtype=torch.float64), across - 0.5, down - 0.5):
+        assert (field * common).mean((2, 3)).abs().max() < 1e-4
+
+
+def test_images_are_mixed_with_the_one_before():
+    images = torch.rand(6, 1, 8, 8, dtype=torch.float64)
+    views = PublicViews(Pixels(), crop=1.0, flip=0.0, jitter=0.0, mix=0.4)
+    numbers = views.drawn(images, "public-views", 0, "a", 1)
+    own = views.shares(numbers)
+    assert own.min() >= 0.6
+    assert own.max() <= 1
+    assert own.std() > 0.02
+    share = own.view(-1, 1, 1, 1)
+    expected = share * images + (1 - share) * images.roll(1, 0)
+    torch.testing.assert_close(views.apply(images, numbers, torch.float64), expected)
+    stacked = views.apply(images.view(2, 3, 1, 8, 8), numbers.view(2, 3, -1), torch.float64)  # two nodes: not across
+    torch.testing.assert_close(stacked[1, 0], share[3] * images[3] + (1 - share[3]) * images[5])
+
+
+def test_labels_of_mixed_images():
+    """Cross-entropy asks for both, each by its share."""
+    logits, labels = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1])
+    shares = torch.tensor([0.5, 0.7, 1.0, 0.9], dtype=torch.float64)
+    signal = Posteriors.of("a", 1, torch.softmax(logits, -1), labels)
+    ce, _ = mutual_losses(logits, Lesson.of([signal], [Samples(torch.zeros(4, 1), labels, shares)]))
+    each = [
+        share * cross_entropy(row, own) + (1 - share) * cross_entropy(row, other)
+        for row, own, other, share in zip(logits, labels, labels.roll(1), shares, strict=True)
+    ]
+    torch.testing.assert_close(ce, torch.stack(each).mean())

@@ -58,7 +58,7 @@ def train(
         raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")
     labelled = all(node.domain.public_labels for node in nodes)
     chosen = _method(method, labelled)
-    advice = {key: value for key, value in _advice(chosen, labelled, "run").items() if key not in run}
+    advice = {key: value for key, value in chosen.advice("run", labelled).items() if key not in run}
     settings = RunSettings.read({"rounds": rounds, "seed": seed, **advice, **run}, "run").resolved()
     federation = Federation(list(nodes), chosen, settings, optimizer or OptimizerSettings(), ray or RaySettings())
     if resume and out is None:
@@ -86,13 +86,7 @@ def _method(method: Method | str | None, labelled: bool) -> Method:
     """A method by its name is what it would be in a configuration that says no more."""
     if not isinstance(method, str):
         return method or FedH2L()
-    return make_method({"name": method, **_advice(find_method(method), labelled, "method")})
-
-
-def _advice(method: Method | type[Method], labelled: bool, section: str) -> dict[str, Any]:
-    """What a method recommends in a section; views of data are the caller's, who made the domains."""
-    recommended = method.recommends(labelled)
-    return {key.partition(".")[2]: value for key, value in recommended.items() if key.startswith(f"{section}.")}
+    return make_method({"name": method, **find_method(method).advice("method", labelled)})
 
 
 def _check_same(directory: RunDirectory, federation: Federation) -> None:

@@ -1,4 +1,4 @@
-"""Other views of the same images, for training: moved, mirrored, in other sizes and colours, with a piece missing.
+"""Other views of the same images, for training: moved, mirrored, bent, in other sizes and colours, with pieces missing.
 
 What is drawn has an address like everything else that is random, so a resumed run draws the same, and all nodes see
 the same views of a public batch. A few numbers an image are drawn on the CPU, wherever the model computes, so they are
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -26,7 +27,11 @@ RATIO = (3 / 4, 4 / 3)
 GREY = (0.299, 0.587, 0.114)
 """How much of each colour is in the brightness that the eye sees."""
 WORDS = 7
-"""Drawn for an image, whether all are used or not: two numbers each, of 32 bits."""
+"""Drawn for every image, whether all are used or not: two numbers each, of 32 bits."""
+POINTS = 4
+"""An image is bent at so many points across and down."""
+PLAIN = 10
+"""How many numbers say what becomes of an image that is neither bent nor mixed."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +51,46 @@ class Augmentation:
     """How far its size is changed, by factors of 1 ± this."""
     erase: float = 0.0
     """The side, at most, of a square that is left out, as a share of the image's."""
+    bend: float = 0.0
+    """How far points of an image are moved on their own, at most, as a share of its side; as a whole it stays where it
+    is, as large and as upright as it was."""
     border: Literal["reflection", "zeros"] = "reflection"
     """What is seen beyond the edge of an image."""
-    public: bool = False
-    """Whether public batches are seen otherwise too, by everybody in the same way."""
+    public: PublicViews | None = None
+    """How public batches are seen, by everybody in the same way; None: as they are."""
+
+    @property
+    def words(self) -> int:
+        """How many are drawn for an image."""
+        return WORDS + (POINTS**2 if self.bend else 0)
 
     def views(
         self, images: Tensor, dtype: torch.dtype, purpose: Purpose, seed: int | str, node: str, round: int
     ) -> Tensor:
         """Images `(rows, channels, height, width)`, bytes or values 0 to 1, seen otherwise, and ready for a model."""
+        return self.apply(images, self.drawn(images, purpose, seed, node, round), dtype)
+
+    def drawn(self, images: Tensor, purpose: Purpose, seed: int | str, node: str, round: int) -> Tensor:
+        """What becomes of images `(rows, …)` by their address, `(rows, numbers)`."""
         rows, _, height, width = images.shape
-        words = random_words(WORDS * rows, purpose, seed, node, round).reshape(rows, WORDS)
-        numbers = uploaded(torch.from_numpy(self.numbers(words, width / height)), images.device)
-        return self.apply(images, numbers, dtype)
+        words = random_words(self.words * rows, purpose, seed, node, round).reshape(rows, self.words)
+        return uploaded(torch.from_numpy(self.numbers(words, width / height)), images.device)
 
     def numbers(self, words: NDArray[np.uint64], shape: float) -> NDArray[np.float64]:
-        """What becomes of images of a shape, width by height, from words that were drawn `(…, 7)`: `(…, 10)`.
+        """What becomes of images of a shape, width by height, from words that were drawn `(…, words)`: `(…, numbers)`.
 
         Scale and middle of both axes of what is seen, which run from −1 to 1; factors of brightness, contrast and
-        saturation; middle and side of what is left out, where axes run from 0 to 1.
+        saturation; middle and side of what is left out, where axes run from 0 to 1; if images are bent, how far each
+        point is moved across, and then down.
         """
-        halves = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)], -1) / 2.0**32
-        drawn = np.moveaxis(halves.reshape(*words.shape[:-1], 2 * WORDS), -1, 0)
+        plain = self._plain(_halves(words[..., :WORDS]), shape)
+        if not self.bend:
+            return plain
+        moves = 2 * self.bend * (2 * _halves(words[..., WORDS : WORDS + POINTS**2]) - 1)
+        return np.concatenate([plain, *(part @ _on_their_own() for part in np.split(moves, 2, -1))], -1)
+
+    def _plain(self, halves: NDArray[np.float64], shape: float) -> NDArray[np.float64]:
+        drawn = np.moveaxis(halves, -1, 0)
         area = self.crop + (1 - self.crop) * drawn[0]
         low, high = (math.log(ratio) for ratio in RATIO)
         ratio = np.exp(low + (high - low) * drawn[1]) / shape if self.crop < 1 else np.ones_like(area)
@@ -81,27 +104,107 @@ class Augmentation:
         return np.stack(numbers, -1)
 
     def apply(self, images: Tensor, numbers: Tensor, dtype: torch.dtype) -> Tensor:
-        """Images `(…, rows, channels, height, width)` as `numbers` `(…, rows, 10)` say, ready for a model."""
+        """Images `(…, rows, channels, height, width)` as `numbers` `(…, rows, numbers)` say, ready for a model."""
         flat, own = images.flatten(0, -4), numbers.flatten(0, -2)
         values = flat.to(dtype).div_(self.pixels.scale) if flat.dtype == torch.uint8 else flat.to(dtype)
-        if self.crop < 1 or self.flip or self.shift or self.zoom:
-            values = moved(values, own[:, :4].to(dtype), self.border)
+        if self.crop < 1 or self.flip or self.shift or self.zoom or self.bend:
+            bends = own[:, PLAIN : PLAIN + 2 * POINTS**2].to(dtype) if self.bend else None
+            values = moved(values, own[:, :4].to(dtype), self.border, bends)
         if self.jitter:
             values = jittered(values, own[:, 4:7].to(dtype))
         values = self.pixels.normalised(values)
         if self.erase:
-            values = values * _left(values, own[:, 7:].to(dtype))
+            values = values * _left(values, own[:, 7:PLAIN].to(dtype))
         return values.view(*images.shape[:-3], *values.shape[1:])
 
+    def shares(self, numbers: Tensor) -> Tensor | None:
+        """How much of each image is its own, `(…, rows)`; None: all of it."""
+        return None
 
-def moved(images: Tensor, window: Tensor, border: str) -> Tensor:
-    """What is seen of images through windows `(rows, 4)`: scale of x and y, middle of x and y, from −1 to 1."""
+
+@dataclass(frozen=True)
+class PublicViews(Augmentation):
+    """How everybody sees public batches: also mixed, each image with the one before it in the batch."""
+
+    mix: float = 0.0
+    """How much of another image is in one, at most."""
+
+    @property
+    def words(self) -> int:
+        """One more."""
+        return super().words + (1 if self.mix else 0)
+
+    def numbers(self, words: NDArray[np.uint64], shape: float) -> NDArray[np.float64]:
+        """The last one is how much of an image is its own."""
+        numbers = super().numbers(words, shape)
+        return np.concatenate([numbers, 1 - self.mix * _halves(words[..., -1:])[..., :1]], -1) if self.mix else numbers
+
+    def apply(self, images: Tensor, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        """What goes for one image alone comes first."""
+        seen = super().apply(images, numbers, dtype)
+        own = self.shares(numbers)
+        if own is None:
+            return seen
+        return torch.lerp(seen.roll(1, -4), seen, own.to(dtype)[..., None, None, None])
+
+    def shares(self, numbers: Tensor) -> Tensor | None:
+        """At least 1 − mix."""
+        return numbers[..., -1] if self.mix else None
+
+
+def _halves(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Two numbers from 0 to 1 from each word `(…, words)`, `(…, 2 · words)`."""
+    halves = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)], -1) / 2.0**32
+    return halves.reshape(*words.shape[:-1], 2 * words.shape[-1])
+
+
+def moved(images: Tensor, window: Tensor, border: str, bends: Tensor | None = None) -> Tensor:
+    """What is seen of images through windows `(rows, 4)`: scale of x and y, middle of x and y, from −1 to 1.
+
+    `bends` `(rows, 2 · POINTS²)` say how far points of what is seen are moved across and down.
+    """
     rows, _, height, width = images.shape
     across, down = (_middles(count, images) * 2 - 1 for count in (width, height))
-    x = window[:, 0:1] * across + window[:, 2:3]
-    y = window[:, 1:2] * down + window[:, 3:4]
-    grid = torch.stack([x.unsqueeze(1).expand(rows, height, width), y.unsqueeze(2).expand(rows, height, width)], -1)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode=border, align_corners=False)
+    x = (window[:, 0:1] * across + window[:, 2:3]).unsqueeze(1).expand(rows, height, width)
+    y = (window[:, 1:2] * down + window[:, 3:4]).unsqueeze(2).expand(rows, height, width)
+    if bends is not None:
+        below, along = (_between(count, images.device).to(images.dtype) for count in (height, width))
+        pulls = below @ bends.view(rows, 2, POINTS, POINTS) @ along.T
+        x, y = x + pulls[:, 0], y + pulls[:, 1]
+    return F.grid_sample(images, torch.stack([x, y], -1), mode="bilinear", padding_mode=border, align_corners=False)
+
+
+@lru_cache(64)
+def _between(count: int, device: torch.device) -> Tensor:
+    """What the points of a line are worth at each of `count` pixels, `(count, POINTS)`."""
+    return torch.from_numpy(_cubic(count)).to(device)
+
+
+def _cubic(count: int) -> NDArray[np.float64]:
+    """Cubic convolution (Keys, 1981) between points that stand in the middle of equal parts; the last ones go on."""
+    weights = np.zeros((count, POINTS))
+    where = (np.arange(count) + 0.5) / count * POINTS - 0.5
+    first = np.floor(where).astype(int)
+    for step in (-1, 0, 1, 2):
+        away = np.abs(where - (first + step))
+        near = 1.5 * away**3 - 2.5 * away**2 + 1
+        far = -0.5 * away**3 + 2.5 * away**2 - 4 * away + 2
+        place = np.clip(first + step, 0, POINTS - 1)
+        np.add.at(weights, (np.arange(count), place), np.where(away <= 1, near, np.where(away < 2, far, 0)))
+    return weights
+
+
+@lru_cache(1)
+def _on_their_own() -> NDArray[np.float64]:
+    """Takes from the moves of all points what they have in common, `(points, points)`: a shift, a stretch, a turn.
+
+    What is left of a field of moves has no such part when it is measured over the whole image.
+    """
+    fine = 32
+    field = np.kron(_cubic(fine), _cubic(fine))
+    down, across = np.meshgrid(*[(np.arange(fine) + 0.5) / fine * 2 - 1] * 2, indexing="ij")
+    common = np.stack([np.ones(fine**2), across.ravel(), down.ravel()]) @ field
+    return np.eye(POINTS**2) - np.linalg.pinv(common) @ common
 
 
 def _middles(count: int, like: Tensor) -> Tensor:

@@ -34,6 +34,8 @@ class Samples:
 
     inputs: Tensor
     labels: Tensor
+    shares: Tensor | None = None
+    """Of images that are mixed, each with the one before it, how much is its own, `(n,)`; None: all of it."""
 
     def __len__(self) -> int:
         if self.labels.dim() > 1:

@@ -57,8 +57,7 @@ class Federation:
         device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         parts = {node.name: node.domain.public for node in self.nodes}
         views = self.nodes[0].domain.augmentation
-        shared_views = views if views and views.public else None
-        seed_set = SeedSet(parts, self.settings.seed, shared_views, self.labelled).to(device, dtype)
+        seed_set = SeedSet(parts, self.settings.seed, views.public if views else None, self.labelled).to(device, dtype)
         validation = Samples.concatenate([node.domain.validation for node in self.nodes]).to(device, dtype)
         learners = [
             Learner(

@@ -169,12 +169,12 @@ class Network:
         return self.flat.gradient(loss)
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, phase: Phase, state: Phase | None = None) -> None:
-        """One optimiser step at the rate of `phase`, with the state of that phase or of another one."""
+    def step(self, gradient: Tensor, phase: Phase, state: Phase | None = None, pace: float = 1.0) -> None:
+        """One optimiser step at `pace` times the rate of `phase`, with the state of that phase or of another one."""
         key = state or phase
         if key not in self.optimizer_states:
             self.optimizer_states[key] = self.optimizer.initial_state(self.parameters)
-        self._update(gradient, self.optimizer_states[key], self.optimizer.rate(phase))
+        self._update(gradient, self.optimizer_states[key], pace * self.optimizer.rate(phase))
 
     def _update(self, gradient: Tensor, state: State, rate: float) -> None:
         if can_step(self.optimizer, self.parameters, gradient):

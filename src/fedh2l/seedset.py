@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from fedh2l.augmentation import Augmentation
+from fedh2l.augmentation import PublicViews
 from fedh2l.batches import Batches
 from fedh2l.domain import Samples
 from fedh2l.sampling import draw_indices
@@ -23,14 +24,14 @@ class SeedSet:
         self,
         parts: Mapping[str, Samples],
         seed: int,
-        augmentation: Augmentation | None = None,
+        views: PublicViews | None = None,
         labelled: bool = True,
     ) -> None:
         self.parts = dict(parts)
         self.seed = seed
         self.labelled = labelled
         """Whether anybody knows what its samples are."""
-        self.augmentation = augmentation
+        self.views = views
         """Other views of its images, the same for everybody, that a round's batches consist of."""
         self._dtype = torch.float32
         self._batches = Batches(seed, next(iter(parts.values())).labels.device)
@@ -39,7 +40,7 @@ class SeedSet:
     def to(self, device: torch.device, dtype: torch.dtype) -> SeedSet:
         """The same set on a device."""
         parts = {name: part.to(device, dtype) for name, part in self.parts.items()}
-        moved = SeedSet(parts, self.seed, self.augmentation, self.labelled)
+        moved = SeedSet(parts, self.seed, self.views, self.labelled)
         moved._dtype = dtype
         return moved
 
@@ -61,10 +62,17 @@ class SeedSet:
             kept = {}
             self._kept = (round, kept)
         if (owner, size) not in kept:  # two nodes at once may both draw it, to the same end
-            part = self.parts[owner]
-            batch = part.take(self._batches.indices(len(part), size, "public-batch", owner, round))
-            if self.augmentation is not None:
-                seen = self.augmentation.views(batch.inputs, self._dtype, "public-views", self.seed, owner, round)
-                batch = Samples(seen, batch.labels)
+            batch = self.parts[owner].take(self._indices(owner, round, size))
+            if self.views is not None:
+                numbers = self.views.drawn(batch.inputs, "public-views", self.seed, owner, round)
+                seen = self.views.apply(batch.inputs, numbers, self._dtype)
+                batch = Samples(seen, batch.labels, self.views.shares(numbers))
             kept[owner, size] = batch
         return kept[owner, size]
+
+    def labels(self, owner: str, round: int, size: int) -> Tensor:
+        """Those of the batch."""
+        return self.parts[owner].labels[self._indices(owner, round, size)]
+
+    def _indices(self, owner: str, round: int, size: int) -> Tensor:
+        return self._batches.indices(len(self.parts[owner]), size, "public-batch", owner, round)

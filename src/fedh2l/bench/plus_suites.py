@@ -16,44 +16,50 @@ def _tables(rows: list[Row], *changes: str, title: str = "α = 10 %") -> list[Ta
 
 
 def plus() -> Suite:
-    """Against the method that may send whole models, and against FedH2L at the same bytes."""
-    rivals = [
+    """Against the method that may send whole models."""
+    rows = [
         Row.of("FedH2L+", PLUS),
         Row("FedAvg, best", "fedavg", {f"K = {k}": (*FAIR, f"method.interval={k}") for k in (1, 5, 10, 50, 100)}),
         Row.of("FedAvg, K = 1", "fedavg", *FAIR, "method.interval=1"),
-        Row.of("FedH2L", "fedh2l"),
         Row.of("FedH2L+, no public labels", PLUS, "data.public_labels=false"),
     ]
-    tables = _tables(rivals)
-    for alpha, share in (("5 %", "0.05"), ("15 %", "0.15")):
-        tables += _tables(
-            [Row.of("FedH2L+", PLUS), Row.of("FedH2L", "fedh2l")], f"data.alpha={share}", title=f"α = {alpha}"
-        )
+    return Suite("plus", "FedH2L+ against FedAvg", _tables(rows))
+
+
+def gain() -> Suite:
+    """Against FedH2L, at no more bytes, with more and less public data and with four different models."""
+    rows = [Row.of("FedH2L+", PLUS), Row.of("FedH2L", "fedh2l")]
+    tables = []
+    for alpha, share in (("5 %", "0.05"), ("10 %", "0.10"), ("15 %", "0.15")):
+        tables += _tables(rows, f"data.alpha={share}", title=f"α = {alpha}")
     models = [f"nodes.{i}.model={model}" for i, model in enumerate(("lenet", "lenet-wide", "mlp", "cnn"))]
-    others = [
-        *(Row.of("FedH2L+", PLUS), Row.of("FedH2L", "fedh2l")),
-        *(Row.of(label, name, *FAIR) for label, name in (("AGG", "aggregation"), ("FedMD", "fedmd"))),
-    ]
-    return Suite("plus", "FedH2L+ against FedAvg and FedH2L", tables + _tables(others, *models, title="four models"))
+    rivals = [Row.of(label, name, *FAIR) for label, name in (("AGG", "aggregation"), ("FedMD", "fedmd"))]
+    return Suite("gain", "FedH2L+ against FedH2L", tables + _tables([*rows, *rivals], *models, title="four models"))
 
 
 def levers() -> Suite:
     """Each lever on its own, and all of them but one."""
-    views, average = "data.augment=all", ("run.average=0.998", "method.teacher=average")
+    average = ("run.average=0.998", "method.teacher=average")
     rows = [
         Row.of("FedH2L+", PLUS),
-        Row.of("without views", PLUS, "data.augment=none"),
+        Row.of("public digits are not bent", PLUS, "data.bend=0.0"),
+        Row.of("nor mixed", PLUS, "data.bend=0.0", "data.mix=0.0"),
         Row.of("views of local data alone", PLUS, "data.augment=local"),
-        Row.of("without an average", PLUS, "run.average=0.0", "method.teacher=present"),
+        Row.of("no views", PLUS, "data.augment=none"),
+        Row.of("no average", PLUS, "run.average=0.0", "method.teacher=present"),
         Row.of("the average does not teach", PLUS, "method.teacher=present"),
-        Row.of("temperature 1", PLUS, "method.temperature=1.0"),
-        Row.of("weight 1", PLUS, "method.kl_weight=1.0"),
+        Row.of("pace 1", PLUS, "method.pace=1.0"),
+        Row.of("32 public samples", PLUS, "method.public_batch_size=32"),
+        Row.of("all public data is local too", PLUS, "method.local_data=private+all-public"),
+        Row.of("temperature 1, weight 1", PLUS, "method.temperature=1.0", "method.kl_weight=1.0"),
         *(Row.of(f"confidence: {kind}", PLUS, f"method.confidence={kind}") for kind in CONFIDENCE),
+        Row.of("float32", PLUS, "method.encoding=float32"),
+        Row.of("no projection", PLUS, "method.project=none"),
         Row.of("no public labels", PLUS, "data.public_labels=false"),
-        Row.of("without projection", PLUS, "method.project=none"),
         Row.of("FedH2L", "fedh2l"),
-        Row.of("FedH2L, views", "fedh2l", views),
+        Row.of("FedH2L, views", "fedh2l", "data.augment=all"),
         Row.of("FedH2L, average", "fedh2l", *average),
+        Row.of("FedH2L, pace 3", "fedh2l", "method.pace=3.0"),
         Row.of("FedH2L, temperature 3, weight 3", "fedh2l", "method.temperature=3.0", "method.kl_weight=3.0"),
         *(Row.of(f"FedH2L, confidence: {kind}", "fedh2l", f"method.confidence={kind}") for kind in OTHERS),
         Row.of("FedH2L, no public labels", "fedh2l", *UNLABELLED),
@@ -73,12 +79,13 @@ UNLABELLED: Changes = (
 
 def frontier() -> Suite:
     """Accuracy against bytes."""
-    fewer, encodings = ("method.encoding=int4",), ("float16", "int8", "int4", "topk-3")
+    small = ("method.encoding=int4", "method.public_batch_size=32")
     rows = [
         Row.of("FedH2L+", PLUS),
-        *(Row.of(f"FedH2L+, {name}", PLUS, f"method.encoding={name}") for name in encodings),
-        *(Row.of(f"FedH2L+, E = {e}", PLUS, f"method.interval={e}") for e in (5, 10)),
-        *(Row.of(f"FedH2L+, int4, E = {e}", PLUS, *fewer, f"method.interval={e}") for e in (5, 10, 20, 50, 100)),
+        *(Row.of(f"FedH2L+, {name}", PLUS, f"method.encoding={name}") for name in ("float32", "int4", "topk-3")),
+        Row.of("FedH2L+, 32 samples", PLUS, "method.public_batch_size=32"),
+        *(Row.of(f"FedH2L+, E = {e}", PLUS, f"method.interval={e}") for e in (2, 5)),
+        *(Row.of(f"FedH2L+, int4, 32, E = {e}", PLUS, *small, f"method.interval={e}") for e in (1, 2, 5, 10, 20, 50)),
         Row.of("FedH2L+, one teacher", PLUS, "method.peers_per_round=1"),
         Row.of("FedH2L", "fedh2l"),
         *(Row.of(f"FedH2L, E = {e}", "fedh2l", f"method.interval={e}") for e in (5, 10)),

@@ -64,7 +64,6 @@ def rehearse(
     """Try a real federation on this machine: a process, a certificate and a socket for every node."""
     needs("peer", *MODULES)
     from fedh2l.peer.rehearsal import Rehearsal
-    from fedh2l.peer.settings import check_for_peers
     from fedh2l.toml import to_toml
 
     options = {"rounds": rounds, "seed": seed, "device": "cpu", "engine": "local"}
@@ -72,8 +71,6 @@ def rehearse(
     for text in notices:
         notice(text)
     federation = settings.federation()
-    for node in federation.nodes:
-        check_for_peers(settings.data, node.domain)
     default = RunDirectory.default_path(f"{settings.data_name}-rehearsal", settings.method.title, settings.run.seed)
     directory = RunDirectory.claim(out or default, to_toml(settings))
     asked: list[bool] = []

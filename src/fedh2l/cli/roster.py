@@ -12,7 +12,7 @@ from rich.table import Table
 from fedh2l.cli.console import err, notice
 from fedh2l.cli.extras import needs
 from fedh2l.errors import ConfigError, did_you_mean
-from fedh2l.methods.registry import make_method
+from fedh2l.methods.registry import find_method, make_method
 from fedh2l.peer.bundle import Bundle
 from fedh2l.peer.charter import Agreement, Charter, Member, Timing, check_versions, differences
 
@@ -34,7 +34,8 @@ def init(
     needs("peer", "cryptography")
     bundle = Bundle.load(seedset)
     agreement = Agreement(federation=bundle.federation, seed=seed, rounds=rounds, seedset=bundle.digest)
-    charter = Charter(agreement, make_method({"name": method}), Timing(), _members(members))
+    advice = find_method(method).advice("method", bundle.labelled)
+    charter = Charter(agreement, make_method({"name": method, **advice}), Timing(), _members(members))
     charter.check_bundle(bundle)
     _write(charter, out)
     err.print(f"Wrote {out}. Look it over, then give it to every member.", soft_wrap=True)
@@ -65,7 +66,7 @@ def amend(
     stay = [member for member in before.members if member.name not in (remove or ())]
     new = {"version": version, "from_round": from_round, "rounds": rounds or before.agreement.rounds}
     agreement = Agreement.read({**before.agreement.model_dump(), **new, "seedset": bundle.digest}, "roster")
-    after = Charter(agreement, before.method, before.timing, (*stay, *_members(add or ())))
+    after = Charter(agreement, before.method, before.timing, (*stay, *_members(add or ())), before.views)
     after.check_bundle(bundle)
     check_versions([before, after])
     _write(after, out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Public data: give a part, merge al
 def part(
     name: Annotated[str, typer.Option(help="The node that gives this part.")],
     classes: Annotated[str, typer.Option(help="Names of all classes, in the agreed order: a,b,c.")],
-    folder: Annotated[Path | None, typer.Option(help="Images, in one folder a class.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Images, in one folder a class if they have labels.")] = None,
     listed: Annotated[Path | None, typer.Option("--list", help="A CSV file of images: path,label.")] = None,
     table: Annotated[Path | None, typer.Option(help="A CSV file of numbers.")] = None,
     image: Annotated[
@@ -30,6 +29,7 @@ def part(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Columns of the table, in the agreed order: x,y.")] = None,
     label: Annotated[str, typer.Option(help="The table's column with the class.")] = "label",
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Nobody knows what the samples are.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it; NAME.part.safetensors.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="These samples are public: do not ask.")] = False,
 ) -> None:
@@ -41,19 +41,19 @@ def part(
         if columns is None or image is not None:
             raise ConfigError("--table needs --columns, and no --image")
         schema = table_schema([column.strip() for column in columns.split(",")])
-        source, samples = table, from_table(table, label, names, schema)
+        source, samples = table, from_table(table, None if unlabelled else label, names, schema)
     else:
         if image is None or columns is not None:
             raise ConfigError("images need --image, as --image L:28x28, and no --columns")
         schema = image_schema(image)
         if folder is not None:
-            source, samples = folder, from_folder(folder, names, schema)
+            source, samples = folder, from_folder(folder, names, schema, not unlabelled)
         else:
             assert listed is not None
-            source, samples = listed, from_list(listed, names, schema)
+            source, samples = listed, from_list(listed, names, schema, not unlabelled)
     made = Part(name, names, schema, samples)
     bundle = Bundle("", names, schema, {name: (0, len(samples))}, samples)
-    err.print(_table(f"{source}: {len(samples):,} samples", names, bundle.counts()))
+    err.print(_table(f"{source}: {len(samples):,} samples", bundle))
     question = f"Every member of the federation will hold these {len(samples):,} samples. Are they public?"
     if not yes and not typer.confirm(question, err=True):
         raise ConfigError("nothing was written")
@@ -82,16 +82,17 @@ def verify(path: Annotated[Path, typer.Argument(metavar="SEEDSET")]) -> None:
 
 
 def _show(bundle: Bundle) -> None:
-    err.print(_table(f"seed set of '{bundle.federation}'", bundle.classes, bundle.counts()))
+    err.print(_table(f"seed set of '{bundle.federation}'", bundle))
     typer.echo(f"sha256: {bundle.digest}")
 
 
-def _table(title: str, classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> Table:
-    table = Table(title=title)
+def _table(title: str, bundle: Bundle) -> Table:
+    table = Table(title=title if bundle.labelled else f"{title}, without labels")
     table.add_column("node")
-    for name in classes:
+    for name in bundle.classes if bundle.labelled else ():
         table.add_column(name, justify="right")
     table.add_column("all", justify="right")
-    for node, row in counts.items():
-        table.add_row(node, *(f"{count:,}" for count in row), f"{sum(row):,}")
+    for node, row in bundle.counts().items():
+        each = [f"{count:,}" for count in row] if bundle.labelled else []
+        table.add_row(node, *each, f"{sum(row):,}")
     return table

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from fedh2l.augmentation import Augmentation
+from fedh2l.augmentation import Augmentation, PublicViews
 from fedh2l.data.base import Dataset
 from fedh2l.data.image_cache import decoded
 from fedh2l.data.images import SUFFIXES, Fit
@@ -69,6 +69,9 @@ class ImageFolder(Dataset):
     jitter: float = Field(
         0.4, ge=0, lt=1, description="of data.augment: how far brightness, contrast and saturation go"
     )
+    mix: float = Field(
+        0.0, ge=0, le=0.5, description="of data.augment = 'all': how much of another image is in a public one, at most"
+    )
     alpha: Share = Field(0.10, description="share of each domain that is public seed data (α)")
     validation: Share = Field(0.10, description="share of each domain that is validation data")
     test: Share = Field(0.15, description="share of each domain that is test data")
@@ -96,8 +99,7 @@ class ImageFolder(Dataset):
         found = [self._list(folder, classes) for folder in folders]
         splits = [self._split(domain, seed) for domain in found]  # what is wrong is said before images are read
         about = self.preprocessing()
-        views = Augmentation(Pixels.of(about), self.crop, self.flip, self.jitter, public=self.augment == "all")
-        augmentation = None if self.augment == "none" else views
+        augmentation = self._views(Pixels.of(about))
         result = []
         for name, domain, split in zip(self.domain_names(seed), found, splits, strict=True):
             paths = [Path(self.root) / file for file in domain.files]
@@ -111,6 +113,12 @@ class ImageFolder(Dataset):
             )
             result.append(Domain(name, tuple(classes), private, public, validation, test, about, augmentation))
         return result
+
+    def _views(self, pixels: Pixels) -> Augmentation | None:
+        if self.augment == "none":
+            return None
+        public = PublicViews(pixels, self.crop, self.flip, self.jitter, mix=self.mix)
+        return Augmentation(pixels, self.crop, self.flip, self.jitter, public=public if self.augment == "all" else None)
 
     def preprocessing(self) -> dict[str, Any]:
         """How an image file becomes an input."""

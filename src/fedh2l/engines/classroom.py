@@ -48,7 +48,7 @@ class Classroom:
         def keys(rounds: Sequence[int]) -> list[int]:
             return [stream_key("public-views", m.seed_set.seed, m.name, r) for r in rounds for m in self._learners]
 
-        views = first.seed_set.augmentation
+        views = first.seed_set.views
         return Views(views, first.parameters.dtype, "public-views", keys) if views else None
 
     def new_round(self) -> None:
@@ -129,4 +129,5 @@ class Classroom:
 
 def _of(samples: Samples, places: Tensor) -> Samples:
     """The samples of the members at `places`, `(places, rows, …)`."""
-    return Samples(samples.inputs.index_select(0, places), samples.labels.index_select(0, places))
+    shares = None if samples.shares is None else samples.shares.index_select(0, places)
+    return Samples(samples.inputs.index_select(0, places), samples.labels.index_select(0, places), shares)

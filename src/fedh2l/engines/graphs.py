@@ -6,8 +6,9 @@ and writes what it left in memories, optimiser states and reported weights back 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +26,18 @@ Path = tuple[str, ...]
 Holders = Mapping[str, StackedLearner | StackedServer]
 Records = dict[tuple[str, str], list[tuple[int, Tensor]]]
 """By holder and name, rounds and values `(members,)`."""
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Nothing is collected meanwhile: what a dead graph held would go back to CUDA, which ends a recording."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Slot(NamedTuple):
@@ -193,7 +206,7 @@ class Recorder:
             return
         if recording.graph is None:
             recording.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recording.graph, pool=self._pool):
+            with undisturbed(), torch.cuda.graph(recording.graph, pool=self._pool):
                 self._perform(recording, round)
         recording.graph.replay()
 

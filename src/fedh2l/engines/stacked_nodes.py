@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedh2l.augmentation import WORDS, Augmentation
+from fedh2l.augmentation import Augmentation
 from fedh2l.domain import Samples
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.stacked import StackedNetwork, stack, take_member
@@ -242,11 +242,13 @@ class Views(NamedTuple):
         height, width = batch.inputs.shape[-2:]
 
         def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
-            words = word_block(self.keys(rounds), WORDS * rows).reshape(len(rounds), members, rows, WORDS)
+            count = self.augmentation.words
+            words = word_block(self.keys(rounds), count * rows).reshape(len(rounds), members, rows, count)
             return self.augmentation.numbers(words, width / height).view(np.int64)  # draws are whole numbers
 
         numbers = draws.get((self.what, rows), compute, round).view(torch.float64)
-        return Samples(self.augmentation.apply(batch.inputs, numbers, self.dtype), batch.labels)
+        seen = self.augmentation.apply(batch.inputs, numbers, self.dtype)
+        return Samples(seen, batch.labels, self.augmentation.shares(numbers))
 
 
 class StackedServer(Server):

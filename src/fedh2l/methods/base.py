@@ -150,6 +150,12 @@ class Method(Section):
         """What to set where nothing is said, given whether public data has labels."""
         return {}
 
+    @classmethod
+    def advice(cls, section: str, public_labels: bool) -> Preset:
+        """What it recommends for the keys of a section."""
+        recommended = cls.recommends(public_labels).items()
+        return {key.partition(".")[2]: value for key, value in recommended if key.startswith(f"{section}.")}
+
     @property
     def averages(self) -> bool:
         """Whether an average of a node's weights is a model: not where half of it is brought from a server."""

@@ -21,6 +21,7 @@ from fedh2l.projection import Projection, pcgrad, project, unprojected
 from fedh2l.roster import Roster
 from fedh2l.topology import Graph, check_topology, graph, teachers
 
+ENCODINGS = f"^({PATTERN})$"
 Confidence = Literal["accuracy", "right", "label", "certain", "none"]
 
 
@@ -52,6 +53,9 @@ class FedH2L(Method):
     kl: bool = Field(True, description="whether to distil; false leaves cross-entropy on public labels alone")
     ce: bool = Field(True, description="whether the mutual step learns public labels too; false leaves distillation")
     kl_weight: float = Field(1.0, ge=0, le=1e6, description="what distillation counts beside cross-entropy")
+    pace: float = Field(
+        1.0, gt=0, le=1e3, description="rate of the mutual step as a multiple of optimizer.mutual_lr, or of lr"
+    )
     temperature: float = Field(
         1.0,
         gt=0,
@@ -67,7 +71,7 @@ class FedH2L(Method):
     )
     encoding: str = Field(
         "float32",
-        pattern=f"^({PATTERN})$",
+        pattern=ENCODINGS,
         description="how posteriors are sent: float32; float16; int8 or int4, logarithms in so many bits; topk-K, the "
         "K likeliest classes alone",
     )
@@ -171,7 +175,7 @@ class FedH2L(Method):
         g_loc = self._recall(node)
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
             if self._joint:
-                node.step(g_loc, "mutual", self._mutual_state)
+                node.step(g_loc, "mutual", self._mutual_state, self.pace)
             return
         signals = [message for message in inbox if isinstance(message, Posteriors)]
         batches = [self._public_batch(node, s.sender, s.round) for s in signals]
@@ -181,7 +185,7 @@ class FedH2L(Method):
         ce, kl = mutual_losses(answers, lesson, self.temperature)
         g_pub = node.gradient(self._loss(ce, kl))
         projection = self._projected(g_pub, g_loc)
-        node.step(projection.gradient, "mutual", self._mutual_state)
+        node.step(projection.gradient, "mutual", self._mutual_state, self.pace)
         labelled = {"ce": ce} if node.seed_set.labelled else {}
         node.record(round, **labelled, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
 
@@ -259,6 +263,23 @@ class FedH2L(Method):
         return "local" if self.optimizer_state == "shared" else "mutual"
 
 
+class Mixed(NamedTuple):
+    """What each row is mixed with."""
+
+    labels: Tensor
+    """Of the other image, `(rows,)`."""
+    own: Tensor
+    """How much of the row is its own, `(rows,)`."""
+
+    @staticmethod
+    def of(batches: Sequence[Samples]) -> Mixed | None:
+        """Of batches of which all or none are mixed, each image with the one before it."""
+        shares = [batch.shares for batch in batches if batch.shares is not None]
+        if not shares:
+            return None
+        return Mixed(torch.cat([batch.labels.roll(1, -1) for batch in batches], -1), torch.cat(shares, -1))
+
+
 class Lesson(NamedTuple):
     """What a student learns from in one mutual step: the rows of all its teachers, one after the other.
 
@@ -274,6 +295,8 @@ class Lesson(NamedTuple):
     """How much that teacher is believed there, Acc_j in the paper, `(rows,)`."""
     weight: Tensor
     """A row's share of the loss, 1 / (teachers · rows of its teacher), `(rows,)`."""
+    mixed: Mixed | None = None
+    """What else is in the images, if they are mixed."""
 
     @staticmethod
     def of(
@@ -296,6 +319,7 @@ class Lesson(NamedTuple):
             teacher=teacher,
             confidence=believed,
             weight=_shares(tuple(sizes), batches[0].labels.device),
+            mixed=Mixed.of(batches) if labelled else None,
         )
 
 
@@ -334,5 +358,7 @@ def mutual_losses(logits: Tensor, lesson: Lesson, temperature: float = 1.0) -> t
     kl = (weight * lesson.confidence.to(logits.dtype) * rows).sum(-1)
     if lesson.labels is None:
         return torch.zeros_like(kl), kl
-    ce = (weight * cross_entropy_rows(log_p, lesson.labels)).sum(-1)
-    return ce, kl
+    rows = cross_entropy_rows(log_p, lesson.labels)
+    if lesson.mixed is not None:
+        rows = torch.lerp(cross_entropy_rows(log_p, lesson.mixed.labels), rows, lesson.mixed.own.to(rows.dtype))
+    return (weight * rows).sum(-1), kl

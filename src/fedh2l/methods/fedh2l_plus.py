@@ -1,4 +1,4 @@
-"""FedH2L with what goes beyond the paper: fresh views of public data, an averaged teacher, a softer comparison."""
+"""FedH2L with what goes beyond the paper: fresh views of public data, an averaged teacher, longer mutual steps."""
 
 from __future__ import annotations
 
@@ -6,28 +6,38 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedh2l.learner import LocalData
 from fedh2l.methods.base import Preset
-from fedh2l.methods.fedh2l import Confidence, FedH2L
+from fedh2l.methods.fedh2l import ENCODINGS, Confidence, FedH2L
+
+
+def _help(key: str) -> str | None:
+    return FedH2L.model_fields[key].description
 
 
 class FedH2LPlus(FedH2L):
-    """FedH2L, which sends the same few posteriors, but is asked something else every time.
+    """FedH2L, which sends posteriors as before, but is asked something else every time.
 
-    `fedh2l` with other settings and nothing else: a moving average of each node's weights teaches and is what counts
-    as its model (`run.average`), teachers and students see the same fresh views of a public batch (`data.augment`),
-    and what they say of it is compared at a temperature, whatever a teacher's accuracy there. Where public data has no
-    labels, nothing is asked of them.
+    `fedh2l` with other settings and nothing else (`docs/fedh2l-plus.md` has the reason for each): a moving average of
+    each node's weights teaches and is what counts as its model (`run.average`), teachers and students see the same
+    fresh views of a public batch (`data.augment`), twice as many of them and in a quarter of the bits, and students
+    take longer steps after them, whatever a teacher's accuracy. Where public data has no labels, nothing is asked of
+    them.
     """
 
     name: ClassVar[str] = "fedh2l-plus"
 
-    teacher: Literal["present", "average"] = Field("average", description=FedH2L.model_fields["teacher"].description)
-    temperature: float = Field(3.0, gt=0, le=1e3, description=FedH2L.model_fields["temperature"].description)
-    kl_weight: float = Field(3.0, ge=0, le=1e6, description=FedH2L.model_fields["kl_weight"].description)
-    confidence: Confidence = Field("none", description=FedH2L.model_fields["confidence"].description)
+    local_data: LocalData = Field("private+own-public", description=_help("local_data"))
+    public_batch_size: int | None = Field(64, ge=1, description=_help("public_batch_size"))
+    encoding: str = Field("int8", pattern=ENCODINGS, description=_help("encoding"))
+    teacher: Literal["present", "average"] = Field("average", description=_help("teacher"))
+    pace: float = Field(3.0, gt=0, le=1e3, description=_help("pace"))
+    temperature: float = Field(3.0, gt=0, le=1e3, description=_help("temperature"))
+    kl_weight: float = Field(3.0, ge=0, le=1e6, description=_help("kl_weight"))
+    confidence: Confidence = Field("none", description=_help("confidence"))
 
     @classmethod
     def recommends(cls, public_labels: bool) -> Preset:
-        """An average and views; without public labels, to learn from posteriors alone."""
-        alone = {} if public_labels else {"method.ce": False, "method.local_data": "private"}
+        """An average and views; without public labels, to learn from posteriors alone, in steps as long as others."""
+        alone = {} if public_labels else {"method.ce": False, "method.local_data": "private", "method.pace": 1.0}
         return {"run.average": 0.998, "data.augment": "all", **alone}

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
 from fedh2l.checkpoints import write_atomically
-from fedh2l.domain import Samples
+from fedh2l.domain import UNKNOWN, Samples
 from fedh2l.errors import DataError
 from fedh2l.roster import check_name
 
@@ -29,7 +29,7 @@ METADATA = "fedh2l"
 
 @dataclass(frozen=True)
 class Part:
-    """What one member gives: labelled samples, and what they are."""
+    """What one member gives: samples, and what they are; each has a label, or none has."""
 
     node: str
     classes: tuple[str, ...]
@@ -96,9 +96,16 @@ class Bundle:
         start, end = self.ranges[node]
         return Samples(self.samples.inputs[start:end], self.samples.labels[start:end])
 
+    @cached_property
+    def labelled(self) -> bool:
+        """Whether anybody knows what its samples are."""
+        return _labelled(self.samples)
+
     def counts(self) -> dict[str, list[int]]:
-        """For each member, how many samples of each class it gave."""
+        """For each member, how many samples of each class it gave; of samples without labels, how many there are."""
         size = len(self.classes)
+        if not self.labelled:
+            return {name: [end - start] for name, (start, end) in self.ranges.items()}
         return {name: torch.bincount(self.part(name).labels, minlength=size).tolist() for name in self.ranges}
 
     def save(self, path: Path) -> None:
@@ -141,6 +148,7 @@ def merge(federation: str, parts: Sequence[Part]) -> Bundle:
             ("schema", dict(first.schema), dict(part.schema)),
             ("shape of inputs", tuple(first.samples.inputs.shape[1:]), tuple(part.samples.inputs.shape[1:])),
             ("type of inputs", first.samples.inputs.dtype, part.samples.inputs.dtype),
+            ("labels", *("all" if _labelled(each.samples) else "none" for each in (first, part))),
         ):
             if mine != theirs:
                 raise DataError(f"'{first.node}' and '{part.node}' differ in their {what}: {mine} and {theirs}")
@@ -148,7 +156,7 @@ def merge(federation: str, parts: Sequence[Part]) -> Bundle:
         end += len(part.samples)
     samples = Samples.concatenate([part.samples for part in parts])
     missing = sorted(set(range(len(first.classes))) - set(samples.labels.tolist()))
-    if missing:
+    if missing and _labelled(samples):
         raise DataError(f"class '{first.classes[missing[0]]}' is in nobody's part, so nobody could teach it")
     return Bundle(federation, first.classes, first.schema, ranges, samples)
 
@@ -158,10 +166,14 @@ def _check(samples: Samples, classes: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: there must be at least two classes, no two of one name")
     if len(samples) == 0:
         raise DataError(f"{where} is empty")
-    if int(samples.labels.min()) < 0 or int(samples.labels.max()) >= len(classes):
+    if _labelled(samples) and (int(samples.labels.min()) < 0 or int(samples.labels.max()) >= len(classes)):
         raise DataError(f"{where} has labels outside 0…{len(classes) - 1}, its {len(classes)} classes")
     if samples.inputs.is_floating_point() and not bool(torch.isfinite(samples.inputs).all()):
         raise DataError(f"{where} contains NaN or infinite inputs")
+
+
+def _labelled(samples: Samples) -> bool:
+    return not bool((samples.labels == UNKNOWN).all())
 
 
 def _save(path: Path, kind: str, about: Mapping[str, Any], samples: Samples) -> None:

@@ -1,8 +1,8 @@
 """`roster.toml`: who the members of a real federation are, and what they have agreed on.
 
 Every member holds the same one. What two members must agree on before they talk is the canonical form: federation,
-version, method and its parameters, seed, rounds, classes, seed set and the members' names, in order. Addresses, keys,
-deadlines and quorum are not part of it, so that a member may move or renew without a new agreement.
+version, method and its parameters, views, seed, rounds, classes, seed set and the members' names, in order. Addresses,
+keys, deadlines and quorum are not part of it, so that a member may move or renew without a new agreement.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fedh2l.errors import ConfigError
 from fedh2l.methods.base import Method
 from fedh2l.methods.registry import make_method
 from fedh2l.peer.bundle import Bundle
+from fedh2l.peer.views import AS_THEY_ARE, SharedViews
 from fedh2l.roster import Roster, check_name
 from fedh2l.section import Section
 from fedh2l.toml import toml_value
@@ -110,6 +111,7 @@ class Charter:
     method: Method
     timing: Timing
     members: tuple[Member, ...]
+    views: SharedViews = AS_THEY_ARE
 
     def __post_init__(self) -> None:
         if self.method.decentralised is False or set(self.method.sends) - {"posteriors"}:
@@ -154,7 +156,7 @@ class Charter:
     def read(raw: Mapping[str, Any]) -> Charter:
         """From the content of a file."""
         top = dict(raw)
-        method, timing, members = (top.pop(key, default) for key, default in PARTS.items())
+        method, timing, members, views = (top.pop(key, default) for key, default in PARTS.items())
         if not isinstance(members, list) or not isinstance(method, dict):
             raise ConfigError("a roster has a table [method] and tables [[members]]")
         return Charter(
@@ -162,6 +164,7 @@ class Charter:
             make_method(method),
             Timing.read(timing, "timing"),
             tuple(Member.read(entry, f"members.{place}") for place, entry in enumerate(members)),
+            SharedViews.read(views, "views"),
         )
 
     @cached_property
@@ -192,12 +195,17 @@ class Charter:
         missing = [name for name in self.names if name not in bundle.ranges]
         if missing:
             raise ConfigError(f"member '{missing[0]}' gave no part of the seed set")
+        self.views.of(bundle)
+        needed = [] if bundle.labelled else self.method.needs_labels()
+        if needed:
+            raise ConfigError(f"the seed set has no labels, and they are needed by {', '.join(needed)}")
 
     def canonical(self, classes: Sequence[str]) -> dict[str, Any]:
         """What members must agree on, as plain values."""
         return {
             **self.agreement.model_dump(mode="json"),
             "method": {"name": self.method.title, **self.method.model_dump(mode="json")},
+            "views": self.views.model_dump(mode="json"),
             "classes": list(classes),
             "members": list(self.names),
         }
@@ -212,6 +220,8 @@ class Charter:
         lines = _entries(self.agreement)
         lines += ["", "[method]", f"name = {toml_value(self.method.title)}"]
         lines += _entries(self.method, skip_defaults=True)
+        if self.views != AS_THEY_ARE:
+            lines += ["", "[views]", *_entries(self.views, skip_defaults=True)]
         lines += ["", "[timing]", *_entries(self.timing)]
         for member in self.members:
             lines += ["", "[[members]]", *_entries(member)]
@@ -222,7 +232,7 @@ def _overrides(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 
-PARTS: dict[str, Any] = {"method": {}, "timing": {}, "members": []}
+PARTS: dict[str, Any] = {"method": {}, "timing": {}, "members": [], "views": {}}
 """The tables of a file, and what stands for those that are not there."""
 
 

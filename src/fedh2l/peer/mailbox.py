@@ -99,8 +99,11 @@ class Mailbox:
             raise Refused(Reason.WRONG_NAME, f"it says it is from '{signal.sender}'")
         self._check_round(signal, term)
         agreed = term.shape(sender)
-        if signal.shape != agreed or not signal.flagged:
-            raise Refused(Reason.WRONG_SHAPE, f"it has shape {signal.shape}, where {agreed} and a count were agreed")
+        if signal.shape != agreed or signal.flagged != term.labelled:
+            count = "a" if term.labelled else "no"
+            raise Refused(
+                Reason.WRONG_SHAPE, f"it has shape {signal.shape}, where {agreed} and {count} count were agreed"
+            )
         if signal.encoding != term.method.written:
             raise Refused(
                 Reason.WRONG_SHAPE, f"it is written in {signal.encoding}, where {term.method.written} was agreed"

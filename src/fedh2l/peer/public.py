@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from fedh2l.data.image_folder import IMAGENET
 from fedh2l.data.images import SUFFIXES, read_image
-from fedh2l.domain import Samples
+from fedh2l.domain import UNKNOWN, Samples
 from fedh2l.errors import ConfigError, DataError
 
 
@@ -35,10 +35,13 @@ def table_schema(columns: Sequence[str]) -> dict[str, Any]:
     return {"kind": "table", "columns": list(columns)}
 
 
-def from_folder(folder: Path, classes: Sequence[str], schema: dict[str, Any]) -> Samples:
-    """All images of a folder with one sub-folder a class, in the order of their names."""
+def from_folder(folder: Path, classes: Sequence[str], schema: dict[str, Any], labelled: bool = True) -> Samples:
+    """All images of a folder by their names, class by class: there is a folder for each, unless they have no labels."""
     if not folder.is_dir():
         raise DataError(f"there is no folder '{folder}'")
+    if not labelled:
+        there = sorted(path for path in folder.glob("**/*") if path.suffix.lower() in SUFFIXES)
+        return _images([(path, UNKNOWN) for path in there], schema, f"'{folder}' has no images")
     inside = sorted(path.name for path in folder.iterdir() if path.is_dir())
     strange = [name for name in inside if name not in classes]
     if strange:
@@ -52,24 +55,22 @@ def from_folder(folder: Path, classes: Sequence[str], schema: dict[str, Any]) ->
     return _images(found, schema, f"'{folder}' has no images in folders named after its classes")
 
 
-def from_list(path: Path, classes: Sequence[str], schema: dict[str, Any]) -> Samples:
-    """The images of a CSV file with the columns `path` and `label`; paths are relative to the file."""
-    places = {name: place for place, name in enumerate(classes)}
-    found = []
-    for line, row in _rows(path, ("path", "label")):
-        if row["label"] not in places:
-            raise DataError(f"'{path}', line {line}: '{row['label']}' is not one of {', '.join(classes)}")
-        found.append((path.parent / row["path"], places[row["label"]]))
+def from_list(path: Path, classes: Sequence[str], schema: dict[str, Any], labelled: bool = True) -> Samples:
+    """The images of a CSV file with the columns `path` and, if there are labels, `label`; paths are relative to it."""
+    label = "label" if labelled else None
+    found = [
+        (path.parent / row["path"], _label(path, line, row, label, classes))
+        for line, row in _rows(path, ("path", *([label] if label else [])))
+    ]
     return _images(found, schema, f"'{path}' lists no images")
 
 
-def from_table(path: Path, label: str, classes: Sequence[str], schema: dict[str, Any]) -> Samples:
-    """The rows of a CSV file with a column for each number and one for the label."""
-    places, columns = {name: place for place, name in enumerate(classes)}, schema["columns"]
+def from_table(path: Path, label: str | None, classes: Sequence[str], schema: dict[str, Any]) -> Samples:
+    """The rows of a CSV file with a column for each number and, unless there are none, one for the label."""
+    columns = schema["columns"]
     inputs, labels = [], []
-    for line, row in _rows(path, (*columns, label)):
-        if row[label] not in places:
-            raise DataError(f"'{path}', line {line}: '{row[label]}' is not one of {', '.join(classes)}")
+    for line, row in _rows(path, (*columns, *([label] if label else []))):
+        labels.append(_label(path, line, row, label, classes))
         try:
             numbers = [float(row[column]) for column in columns]
         except ValueError as error:
@@ -77,10 +78,17 @@ def from_table(path: Path, label: str, classes: Sequence[str], schema: dict[str,
         if not all(map(math.isfinite, numbers)):
             raise DataError(f"'{path}', line {line}: a number is missing or not finite")
         inputs.append(numbers)
-        labels.append(places[row[label]])
     if not inputs:
         raise DataError(f"'{path}' has no rows")
     return Samples(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels))
+
+
+def _label(path: Path, line: int, row: Mapping[str, str], column: str | None, classes: Sequence[str]) -> int:
+    if column is None:
+        return UNKNOWN
+    if row[column] not in classes:
+        raise DataError(f"'{path}', line {line}: '{row[column]}' is not one of {', '.join(classes)}")
+    return classes.index(row[column])
 
 
 def _rows(path: Path, wanted: Sequence[str]) -> Iterable[tuple[int, dict[str, str]]]:

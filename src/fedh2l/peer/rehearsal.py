@@ -26,6 +26,7 @@ from fedh2l.peer.authority import CA_CERTIFICATE, REVOKED, Authority
 from fedh2l.peer.bundle import Part, merge
 from fedh2l.peer.charter import Agreement, Charter, Member, Timing
 from fedh2l.peer.settings import LOCAL
+from fedh2l.peer.views import SharedViews
 from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
 from fedh2l.sampling import node_secret
@@ -76,7 +77,9 @@ class Rehearsal:
         )  # fmt: skip
         pins = {entry["name"]: entry["pin"] for entry in founder.issued()}
         members = tuple(Member(name=n, address=self.addresses[n], pin=pins[n]) for n in self.names)
-        self.charter = Charter(agreement, config.method, timing or Timing(), members)
+        seen = federation.nodes[0].domain.augmentation
+        views = SharedViews.like(seen.public if seen else None)
+        self.charter = Charter(agreement, config.method, timing or Timing(), members, views)
         (folder / "roster.toml").write_text(self.charter.to_toml(), encoding="utf-8")
         for name in self.names:
             self._write_peer(name)
@@ -95,7 +98,7 @@ class Rehearsal:
                 "domain": node.domain or name, "snapshots": True,
             },
             "run": {key: value for key, value in sections["run"].items() if key in LOCAL},
-            "data": sections["data"],
+            "data": sections["data"] | ({"augment": "local"} if sections["data"].get("augment") == "all" else {}),
             "optimizer": sections["optimizer"],
         }  # fmt: skip
         (own / PEER).write_text(_toml(text), encoding="utf-8")
@@ -178,8 +181,8 @@ class Rehearsal:
         for name in self.names:
             start, end = self.bundle.ranges[name]
             rows = min(method.public_batch_rows(self.config.run.batch_size), end - start)
-            payload = Posteriors.payload_size_of((rows, classes), True, method.written)
-            size = encoded_size("posteriors", str(method.written), (rows, classes))
+            payload = Posteriors.payload_size_of((rows, classes), self.bundle.labelled, method.written)
+            size = encoded_size("posteriors", str(method.written), (rows, classes), self.bundle.labelled)
             for other, sent in said[name]["bytes"].items():
                 if sent:
                     ledger.edges[f"{name}->{other}"] += sent

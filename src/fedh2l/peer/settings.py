@@ -147,7 +147,7 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
         terms,
         identity,
         name,
-        replace(domain, public=first.bundle.part(name)),
+        replace(domain, public=first.bundle.part(name), public_labels=first.bundle.labelled),
         _secret(folder / settings.secret),
         folder,
         text,
@@ -180,14 +180,6 @@ def _check_addresses(charters: Sequence[Charter], settings: PeerSettings, insecu
         require_loopback("without certificates, peer.listen", settings.listen)
 
 
-def check_for_peers(data: Dataset, domain: Domain) -> None:
-    """Refuses what a simulation has and peers do not."""
-    if not (data.public_labels and domain.public_labels):
-        raise ConfigError("data.public_labels: a seed set that peers hold has labels; leave it at true")
-    if domain.augmentation is not None and domain.augmentation.public:
-        raise ConfigError("data.augment: peers see public images as they are; use 'local' or 'none'")
-
-
 def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
     domains = {domain.name: domain for domain in data.domains(seed)}
     if name not in domains:
@@ -197,7 +189,12 @@ def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
         raise ConfigError(
             f"the classes of this node's data are {list(domain.classes)}, those of the seed set {list(bundle.classes)}"
         )
-    check_for_peers(data, domain)
+    if bundle.labelled and not (data.public_labels and domain.public_labels):
+        raise ConfigError("data.public_labels: the seed set has labels; leave it at true")
+    if domain.augmentation is not None and domain.augmentation.public:
+        raise ConfigError(
+            "data.augment: how everybody sees public images is agreed in the roster ([views]); use 'local' or 'none'"
+        )
     if domain.private.inputs.dtype == torch.uint8:
         domain = _images_alike(domain, bundle)
     mine, theirs = domain.private.inputs, bundle.samples.inputs

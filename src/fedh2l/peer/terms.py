@@ -46,7 +46,13 @@ class Term:
     @cached_property
     def seed_set(self) -> SeedSet:
         """The members' public data."""
-        return SeedSet({name: self.bundle.part(name) for name in self.roster.names}, self.roster.seed)
+        parts = {name: self.bundle.part(name) for name in self.roster.names}
+        return SeedSet(parts, self.roster.seed, self.charter.views.of(self.bundle), self.labelled)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether anybody knows what the public samples are."""
+        return self.bundle.labelled
 
     def teachers(self, round: int) -> Graph:
         """Who learns from whom."""
@@ -65,9 +71,15 @@ class Term:
         start, end = self.bundle.ranges[sender]
         return min(self._asked, end - start), len(self.bundle.classes)
 
-    def labels(self, sender: str, round: int) -> Tensor:
-        """The right answers to what a signal speaks of."""
-        return self.seed_set.batch(sender, round, self._asked).labels
+    def size(self, sender: str) -> int:
+        """Bytes of a signal."""
+        return encoded_size("posteriors", str(self.method.written), self.shape(sender), self.labelled)
+
+    def labels(self, sender: str, round: int) -> Tensor | None:
+        """The right answers to what a signal speaks of, if anybody knows them."""
+        if not self.labelled:
+            return None
+        return self.seed_set.labels(sender, round, self._asked)
 
 
 @dataclass(frozen=True)
@@ -80,9 +92,11 @@ class Terms:
         check_versions([term.charter for term in self.all])
         first = self.all[0].bundle
         for term in self.all[1:]:
-            if (term.bundle.classes, term.bundle.schema) != (first.classes, first.schema):
+            mine, theirs = ((bundle.classes, bundle.schema, bundle.labelled) for bundle in (first, term.bundle))
+            if mine != theirs:
                 raise ConfigError(
                     f"version {term.charter.agreement.version} of the roster has a seed set of other classes or inputs"
+                    ", or only one has labels"
                 )
 
     def at(self, round: int) -> Term:
@@ -120,8 +134,7 @@ class Terms:
     def largest(self, sender: str) -> int:
         """Bytes of the largest signal that somebody may send."""
         theirs = [term for term in self.all if sender in term.roster.names]
-        sizes = [encoded_size("posteriors", str(term.method.written), term.shape(sender)) for term in theirs]
-        return max(sizes, default=0)
+        return max((term.size(sender) for term in theirs), default=0)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
