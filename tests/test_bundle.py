@@ -149,7 +149,7 @@ def test_folders_and_lists_of_images(zoo):
     assert torch.equal(by_folder.inputs, by_list.inputs)
     assert by_folder.labels.tolist() == by_list.labels.tolist() == [0, 0, 0, 1, 1, 1]
     with Image.open(zoo / "zoo" / "cat" / "0.png") as picture:
-        pixels = np.asarray(picture.convert("L").resize((4, 6)), dtype=np.float32) / 255
+        pixels = np.asarray(picture.convert("L").resize((4, 6)))  # bytes, which are seen otherwise as others are
     assert np.array_equal(by_folder.inputs[0, 0].numpy(), pixels)
     with pytest.raises(DataError, match="is not named after a class; classes are cat, cow"):
         from_folder(zoo / "zoo", ("cat", "cow"), SCHEMA)
@@ -179,11 +179,20 @@ def test_tables(tmp_path):
 
 def test_without_labels(zoo):
     """Nobody knows what the samples are: no folders of classes, no column; all members alike."""
-    known, path = from_folder(zoo / "zoo", CLASSES, SCHEMA), zoo / "t.csv"
+    known, path, flat = from_folder(zoo / "zoo", CLASSES, SCHEMA), zoo / "t.csv", zoo / "flat"
     path.write_text("path\n" + "".join(f"zoo/{name}/{i}.png\n" for name in CLASSES for i in range(3)))
-    for found in (from_folder(zoo / "zoo", CLASSES, SCHEMA, False), from_list(path, CLASSES, SCHEMA, False)):
-        assert torch.equal(found.inputs, known.inputs)
-        assert set(found.labels.tolist()) == {-1}
+    flat.mkdir()
+    for name in CLASSES:
+        for i in range(3):
+            (flat / f"{name}{i}.png").write_bytes((zoo / "zoo" / name / f"{i}.png").read_bytes())
+    (flat / ".hidden.png").write_bytes(b"not for others")
+    found = [from_folder(flat, CLASSES, SCHEMA, False), from_list(path, CLASSES, SCHEMA, False)]
+    assert torch.equal(found[0].inputs, found[1].inputs)  # in an order that does not tell the classes
+    assert not torch.equal(found[0].inputs, known.inputs)
+    assert sorted(row.tolist() for row in found[0].inputs) == sorted(row.tolist() for row in known.inputs)
+    assert set(found[0].labels.tolist()) == {-1}
+    with pytest.raises(DataError, match="has folders in it"):
+        from_folder(zoo / "zoo", CLASSES, SCHEMA, False)
     path.write_text("y,x\n1,2.5\n")
     numbers = from_table(path, None, CLASSES, table_schema(["x", "y"]))
     assert numbers.inputs.tolist() == [[2.5, 1.0]]
@@ -201,7 +210,8 @@ def test_without_labels(zoo):
 
 
 def test_without_labels_from_the_command_line(cli, zoo):
-    common = ("seedset", "part", "--classes", "cat,dog", "--image", "L:4x6", "--unlabelled", "--yes", "--folder", "zoo")
+    common = ("seedset", "part", "--classes", "cat,dog", "--image", "L:4x6", "--unlabelled", "--yes")
+    common = (*common, "--folder", "zoo/cat")
     for name in ("a", "b"):
         given = cli(*common, "--name", name)
         assert given.returncode == 0, given.stderr

@@ -16,6 +16,7 @@ from fedh2l.cuda.layers import can_convolve
 from fedh2l.cuda.optimizers import can_step, step
 from fedh2l.cuda.projection import can_project
 from fedh2l.domain import Samples
+from fedh2l.engines.graphs import Recorder
 from fedh2l.engines.stacked_layers import STACKED
 from fedh2l.federation import Federation
 from fedh2l.methods.registry import find_method
@@ -243,27 +244,29 @@ def test_views_agree_with_the_cpu(dtype):
     torch.testing.assert_close(there.cpu()[~edges], here[~edges], rtol=0, atol=1e-4)
 
 
-def test_rounds_are_recorded_while_older_recordings_are_collected(federation):
-    """Graphs of a run that is over, found dead in the middle of the next one's recording, used to end it."""
+def test_nothing_is_collected_while_a_round_is_recorded(federation, monkeypatch):
+    """A graph that is found dead in the middle of a recording gives its memory back to CUDA, which ends it."""
 
     class Kept:
         pass
 
-    def recorded():
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=pool):
+    def dead():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
             values = torch.zeros(1 << 20, device="cuda") + 1
         kept = Kept()
-        kept.itself, kept.held = kept, (graph, values)  # no count of references reaches zero: only a collection ends it
+        kept.itself, kept.held = kept, (graph, values)  # only a collection ends it
+        return kept
 
-    assert gc.isenabled()
-    before = gc.get_threshold()
-    try:
-        for _ in range(3):
-            recorded()
-            gc.set_threshold(1)
-            assert Trainer(federation("run.device=cuda", "run.engine=batched")).run().average["ACC"] > 0
-            gc.set_threshold(*before)
-    finally:
-        gc.set_threshold(*before)
+    waiting, perform, recorded = [dead() for _ in range(3)], Recorder._perform, []
+
+    def disturbed(self, recording, round):
+        if torch.cuda.is_current_stream_capturing():
+            waiting.clear()
+            recorded.append([[] for _ in range(10_000)])  # more than enough for a collection
+        perform(self, recording, round)
+
+    monkeypatch.setattr(Recorder, "_perform", disturbed)
+    assert Trainer(federation("run.device=cuda", "run.engine=batched")).run().average["ACC"] > 0
+    assert recorded
     assert gc.isenabled()

@@ -12,12 +12,9 @@ from fedh2l.bench.image_suites import image_suite
 from fedh2l.bench.suite import Row, TableSpec
 from fedh2l.bench.suites import SUITES
 from fedh2l.data.image_cache import CACHE
-from fedh2l.data.image_folder import ImageFolder, OfficeCaltech10, OfficeHome
+from fedh2l.data.image_folder import OfficeCaltech10, OfficeHome
 from fedh2l.data.pacs import PACS
 from fedh2l.errors import ConfigError
-from fedh2l.peer.bundle import Part, merge
-from fedh2l.peer.public import from_folder, image_schema
-from fedh2l.peer.settings import _own_domain
 from fedh2l.presets import ARCHITECTURES, PRESETS
 from pictures import folders
 
@@ -188,49 +185,3 @@ def test_a_preset_is_run(cli, tmp_path):
     started = cli("init", "own.toml", "--preset", "office-caltech10-homogeneous", *changes)
     assert started.returncode == 0, started.stderr
     assert "# width and height that images are brought to, in pixels\nsize = 64" in (tmp_path / "own.toml").read_text()
-
-
-@pytest.mark.parametrize(
-    "augment", ["all", *(pytest.param(each, marks=pytest.mark.slow) for each in ("none", "local"))]
-)
-def test_peers_with_images(cli, tmp_path, augment):
-    """Each peer reads its folder, the seed set holds bytes, and the end is that of one process."""
-    root = folders(tmp_path / "images", ("day", "night"), ("circle", "line"), each=20)
-    changes = [
-        "data.name=image-folder", f"data.root={root}", "data.size=16", f"data.augment={augment}", "run.batch_size=4",
-        "nodes.day.model=test_passes:net", "nodes.night.model=test_passes:net",
-    ]  # fmt: skip
-    options = [*(part for change in changes for part in ("--set", change)), "--rounds", 6, "--json"]
-    here, there = (cli(command, *options, "--out", command, timeout=180) for command in ("run", "rehearse"))
-    assert here.returncode == there.returncode == 0, here.stderr + there.stderr
-    results = [json.loads(each.stdout) | {"seconds": 0} for each in (here, there)]
-    assert results[0] == results[1]
-
-
-@pytest.mark.parametrize(
-    ("schema", "refused"),
-    [
-        ("RGB:16x16:imagenet", None),
-        ("RGB:16x16", "fit: crop here, None there; mean: .* here, None there"),
-        ("RGB:24x24:imagenet", r"size: \[16, 16\] here, \[24, 24\] there"),
-    ],
-)
-def test_a_seed_set_of_images_made_elsewhere(tmp_path, schema, refused):
-    """A peer's own images must be made as the public ones are, whether these are numbers or bytes."""
-    root, classes = folders(tmp_path / "images", ("day", "night"), ("circle", "line"), each=10), ("circle", "line")
-    about = image_schema(schema)
-    parts = [Part(name, classes, about, from_folder(root / name, classes, about)) for name in ("day", "night")]
-    bundle, own = merge("shapes", parts), ImageFolder(root=str(root), size=16)
-    if refused:
-        with pytest.raises(ConfigError, match=refused):
-            _own_domain(own, "day", 0, bundle)
-        return
-    domain = _own_domain(own, "day", 0, bundle)
-    public = bundle.part("day").inputs
-    assert domain.private.inputs.dtype == public.dtype
-    rows = {row.numpy().tobytes() for row in public}
-    assert all(row.numpy().tobytes() in rows for row in domain.private.inputs)  # the same files, made the same way
-    with pytest.raises(ConfigError, match=r"is agreed in the roster \(\[views\]\)"):
-        _own_domain(ImageFolder(root=str(root), size=16, augment="all"), "day", 0, bundle)
-    with pytest.raises(ConfigError, match="holds images as numbers, which are not augmented"):
-        _own_domain(ImageFolder(root=str(root), size=16, augment="local"), "day", 0, bundle)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -52,8 +52,8 @@ class Augmentation:
     erase: float = 0.0
     """The side, at most, of a square that is left out, as a share of the image's."""
     bend: float = 0.0
-    """How far points of an image are moved on their own, at most, as a share of its side; as a whole it stays where it
-    is, as large and as upright as it was."""
+    """How far moves of points of an image are drawn, as a share of its side; what they have in common is then taken
+    out, so that as a whole it stays where it is, as large and as upright as it was."""
     border: Literal["reflection", "zeros"] = "reflection"
     """What is seen beyond the edge of an image."""
     public: PublicViews | None = None
@@ -117,14 +117,23 @@ class Augmentation:
             values = values * _left(values, own[:, 7:PLAIN].to(dtype))
         return values.view(*images.shape[:-3], *values.shape[1:])
 
-    def shares(self, numbers: Tensor) -> Tensor | None:
-        """How much of each image is its own, `(…, rows)`; None: all of it."""
+    def mixture(self, numbers: Tensor) -> Mixture | None:
+        """What images `(…, rows)` are mixed with; None: with nothing."""
         return None
+
+
+class Mixture(NamedTuple):
+    """What each of some images is mixed with."""
+
+    own: Tensor
+    """How much of it is its own, `(…, rows)`."""
+    other: Tensor
+    """Where among them the other one is, `(…, rows)`."""
 
 
 @dataclass(frozen=True)
 class PublicViews(Augmentation):
-    """How everybody sees public batches: also mixed, each image with the one before it in the batch."""
+    """How everybody sees public batches: also mixed, each image with another one of the batch."""
 
     mix: float = 0.0
     """How much of another image is in one, at most."""
@@ -135,21 +144,26 @@ class PublicViews(Augmentation):
         return super().words + (1 if self.mix else 0)
 
     def numbers(self, words: NDArray[np.uint64], shape: float) -> NDArray[np.float64]:
-        """The last one is how much of an image is its own."""
+        """The last two are how much of an image is its own, and where in the batch the other one is."""
         numbers = super().numbers(words, shape)
-        return np.concatenate([numbers, 1 - self.mix * _halves(words[..., -1:])[..., :1]], -1) if self.mix else numbers
+        if not self.mix:
+            return numbers
+        share, place = np.moveaxis(_halves(words[..., -1:]), -1, 0)
+        own, other = 1 - self.mix * share, np.floor(words.shape[-2] * place)
+        return np.concatenate([numbers, own[..., None], other[..., None]], -1)
 
     def apply(self, images: Tensor, numbers: Tensor, dtype: torch.dtype) -> Tensor:
         """What goes for one image alone comes first."""
         seen = super().apply(images, numbers, dtype)
-        own = self.shares(numbers)
-        if own is None:
+        mixture = self.mixture(numbers)
+        if mixture is None:
             return seen
-        return torch.lerp(seen.roll(1, -4), seen, own.to(dtype)[..., None, None, None])
+        own, other = (part[..., None, None, None] for part in mixture)
+        return torch.lerp(seen.gather(seen.dim() - 4, other.expand_as(seen)), seen, own.to(dtype))
 
-    def shares(self, numbers: Tensor) -> Tensor | None:
-        """At least 1 − mix."""
-        return numbers[..., -1] if self.mix else None
+    def mixture(self, numbers: Tensor) -> Mixture | None:
+        """At least 1 − mix of an image is its own."""
+        return Mixture(numbers[..., -2], numbers[..., -1].long()) if self.mix else None
 
 
 def _halves(words: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedh2l.augmentation import Augmentation
+from fedh2l.augmentation import Augmentation, Mixture
 from fedh2l.data.splits import DEFAULT_SHARES, Shares, stratified_split
 from fedh2l.errors import DataError
 from fedh2l.pixels import Pixels, ready
@@ -34,8 +34,8 @@ class Samples:
 
     inputs: Tensor
     labels: Tensor
-    shares: Tensor | None = None
-    """Of images that are mixed, each with the one before it, how much is its own, `(n,)`; None: all of it."""
+    mixture: Mixture | None = None
+    """What images are mixed with; labels are those of which there is more in them."""
 
     def __len__(self) -> int:
         if self.labels.dim() > 1:

@@ -129,7 +129,10 @@ class Learner(Network):
         }[kind]
 
     def public_batch(self, owner: str, round: int, size: int) -> Samples:
-        """The batch of a round from the public data of `owner`, the same for everybody."""
+        """The batch of a round from the public data of `owner`, the same for everybody.
+
+        Its images may be mixed (`Samples.mixture`), if the data says so; then a label is the larger part of the truth.
+        """
         return self.seed_set.batch(owner, round, size)
 
     def public_subset(self, round: int, size: int) -> Samples:

@@ -66,7 +66,7 @@ class SeedSet:
             if self.views is not None:
                 numbers = self.views.drawn(batch.inputs, "public-views", self.seed, owner, round)
                 seen = self.views.apply(batch.inputs, numbers, self._dtype)
-                batch = Samples(seen, batch.labels, self.views.shares(numbers))
+                batch = Samples(seen, batch.labels, self.views.mixture(numbers))
             kept[owner, size] = batch
         return kept[owner, size]
 

@@ -26,9 +26,14 @@ Fit = Literal["stretch", "crop"]
 
 def read_image(path: Path, preprocessing: Mapping[str, Any]) -> Tensor:
     """The pixels of a file `(channels, height, width)`, in the mode, size and scale of `preprocessing`."""
+    return Pixels.of(preprocessing)(read_bytes(path, preprocessing), torch.float32)
+
+
+def read_bytes(path: Path, preprocessing: Mapping[str, Any]) -> Tensor:
+    """The same as bytes."""
     size = (int(preprocessing["size"][0]), int(preprocessing["size"][1]))
-    pixels = decode(path, file_content(path), preprocessing["mode"], size, preprocessing.get("fit", "stretch"))
-    return Pixels.of(preprocessing)(torch.from_numpy(pixels), torch.float32)
+    mode, fit = preprocessing["mode"], preprocessing.get("fit", "stretch")
+    return torch.from_numpy(decode(path, file_content(path), mode, size, fit))
 
 
 def decode(path: Path, content: bytes, mode: str, size: tuple[int, int], fit: Fit) -> NDArray[np.uint8]:

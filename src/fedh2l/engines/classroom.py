@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedh2l.augmentation import Mixture
 from fedh2l.domain import Samples
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.stacked_nodes import Store, Views
@@ -129,5 +130,7 @@ class Classroom:
 
 def _of(samples: Samples, places: Tensor) -> Samples:
     """The samples of the members at `places`, `(places, rows, …)`."""
-    shares = None if samples.shares is None else samples.shares.index_select(0, places)
-    return Samples(samples.inputs.index_select(0, places), samples.labels.index_select(0, places), shares)
+    mixture = samples.mixture
+    if mixture is not None:
+        mixture = Mixture(*(part.index_select(0, places) for part in mixture))
+    return Samples(samples.inputs.index_select(0, places), samples.labels.index_select(0, places), mixture)

@@ -248,7 +248,7 @@ class Views(NamedTuple):
 
         numbers = draws.get((self.what, rows), compute, round).view(torch.float64)
         seen = self.augmentation.apply(batch.inputs, numbers, self.dtype)
-        return Samples(seen, batch.labels, self.augmentation.shares(numbers))
+        return Samples(seen, batch.labels, self.augmentation.mixture(numbers))
 
 
 class StackedServer(Server):

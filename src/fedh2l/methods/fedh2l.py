@@ -175,7 +175,7 @@ class FedH2L(Method):
         g_loc = self._recall(node)
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
             if self._joint:
-                node.step(g_loc, "mutual", self._mutual_state, self.pace)
+                node.step(g_loc, "mutual", self._mutual_state)
             return
         signals = [message for message in inbox if isinstance(message, Posteriors)]
         batches = [self._public_batch(node, s.sender, s.round) for s in signals]
@@ -273,11 +273,12 @@ class Mixed(NamedTuple):
 
     @staticmethod
     def of(batches: Sequence[Samples]) -> Mixed | None:
-        """Of batches of which all or none are mixed, each image with the one before it."""
-        shares = [batch.shares for batch in batches if batch.shares is not None]
-        if not shares:
+        """Of batches of which all or none are mixed."""
+        mixtures = [(batch.labels, *batch.mixture) for batch in batches if batch.mixture is not None]
+        if not mixtures:
             return None
-        return Mixed(torch.cat([batch.labels.roll(1, -1) for batch in batches], -1), torch.cat(shares, -1))
+        others = [labels.gather(-1, other) for labels, _, other in mixtures]
+        return Mixed(torch.cat(others, -1), torch.cat([own for _, own, _ in mixtures], -1))
 
 
 class Lesson(NamedTuple):

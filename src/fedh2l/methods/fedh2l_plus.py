@@ -28,7 +28,7 @@ class FedH2LPlus(FedH2L):
     name: ClassVar[str] = "fedh2l-plus"
 
     local_data: LocalData = Field("private+own-public", description=_help("local_data"))
-    public_batch_size: int | None = Field(64, ge=1, description=_help("public_batch_size"))
+    public_batch_size: int = Field(64, ge=1, description="samples a teaching signal speaks of")
     encoding: str = Field("int8", pattern=ENCODINGS, description=_help("encoding"))
     teacher: Literal["present", "average"] = Field("average", description=_help("teacher"))
     pace: float = Field(3.0, gt=0, le=1e3, description=_help("pace"))

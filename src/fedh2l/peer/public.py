@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from fedh2l.data.image_folder import IMAGENET
-from fedh2l.data.images import SUFFIXES, read_image
+from fedh2l.data.images import SUFFIXES, read_bytes
 from fedh2l.domain import UNKNOWN, Samples
 from fedh2l.errors import ConfigError, DataError
 
@@ -36,13 +37,17 @@ def table_schema(columns: Sequence[str]) -> dict[str, Any]:
 
 
 def from_folder(folder: Path, classes: Sequence[str], schema: dict[str, Any], labelled: bool = True) -> Samples:
-    """All images of a folder by their names, class by class: there is a folder for each, unless they have no labels."""
+    """All images of a folder with one sub-folder a class, in the order of their names; without labels, of it alone."""
     if not folder.is_dir():
         raise DataError(f"there is no folder '{folder}'")
-    if not labelled:
-        there = sorted(path for path in folder.glob("**/*") if path.suffix.lower() in SUFFIXES)
-        return _images([(path, UNKNOWN) for path in there], schema, f"'{folder}' has no images")
     inside = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if not labelled:
+        if inside:
+            raise DataError(
+                f"'{folder}' has folders in it ('{inside[0]}'); without labels, name one that has images alone"
+            )
+        there = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != "."]
+        return _images([(path, UNKNOWN) for path in there], schema, f"'{folder}' has no images")
     strange = [name for name in inside if name not in classes]
     if strange:
         raise DataError(f"'{folder / strange[0]}' is not named after a class; classes are {', '.join(classes)}")
@@ -80,7 +85,7 @@ def from_table(path: Path, label: str | None, classes: Sequence[str], schema: di
         inputs.append(numbers)
     if not inputs:
         raise DataError(f"'{path}' has no rows")
-    return Samples(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels))
+    return _in_no_order(Samples(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels)))
 
 
 def _label(path: Path, line: int, row: Mapping[str, str], column: str | None, classes: Sequence[str]) -> int:
@@ -109,5 +114,13 @@ def _rows(path: Path, wanted: Sequence[str]) -> Iterable[tuple[int, dict[str, st
 def _images(found: Sequence[tuple[Path, int]], schema: dict[str, Any], nothing: str) -> Samples:
     if not found:
         raise DataError(nothing)
-    pixels = torch.stack([read_image(path, schema) for path, _ in found])
-    return Samples(pixels, torch.tensor([label for _, label in found]))
+    pixels = torch.stack([read_bytes(path, schema) for path, _ in found])
+    return _in_no_order(Samples(pixels, torch.tensor([label for _, label in found])))
+
+
+def _in_no_order(samples: Samples) -> Samples:
+    """As they are; without labels, by what they hold, so that where a sample stands does not tell what it is."""
+    if int(samples.labels.max()) != UNKNOWN:
+        return samples
+    hashes = [hashlib.sha256(row.numpy().tobytes()).digest() for row in samples.inputs]
+    return samples.take(sorted(range(len(hashes)), key=hashes.__getitem__))

@@ -98,7 +98,7 @@ class Rehearsal:
                 "domain": node.domain or name, "snapshots": True,
             },
             "run": {key: value for key, value in sections["run"].items() if key in LOCAL},
-            "data": sections["data"] | ({"augment": "local"} if sections["data"].get("augment") == "all" else {}),
+            "data": sections["data"],
             "optimizer": sections["optimizer"],
         }  # fmt: skip
         (own / PEER).write_text(_toml(text), encoding="utf-8")

@@ -25,6 +25,7 @@ from fedh2l.peer.certificates import Identity, write_private
 from fedh2l.peer.charter import Charter
 from fedh2l.peer.circle import Circle, Open, Sealed, require_loopback
 from fedh2l.peer.terms import Terms, pair_up
+from fedh2l.peer.views import AS_THEY_ARE, SharedViews
 from fedh2l.plugins import search
 from fedh2l.section import Section
 from fedh2l.settings import RunSettings
@@ -139,7 +140,10 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
         raise ConfigError(
             "run.average: the roster says that averages of weights teach (method.teacher); set it, to 0.99 say"
         )
-    domain = _own_domain(dataset(raw.get("data", {})), settings.domain or name, first.roster.seed, first.bundle)
+    data = dataset(raw.get("data", {}))
+    domain = _own_domain(data, settings.domain or name, first.roster.seed, first.bundle, first.charter.views)
+    if domain.private.inputs.dtype != first.bundle.samples.inputs.dtype:
+        terms = terms.as_numbers()
     return PeerConfig(
         settings,
         run,
@@ -147,7 +151,7 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
         terms,
         identity,
         name,
-        replace(domain, public=first.bundle.part(name), public_labels=first.bundle.labelled),
+        replace(domain, public=terms.all[0].part(name), public_labels=first.bundle.labelled),
         _secret(folder / settings.secret),
         folder,
         text,
@@ -180,7 +184,7 @@ def _check_addresses(charters: Sequence[Charter], settings: PeerSettings, insecu
         require_loopback("without certificates, peer.listen", settings.listen)
 
 
-def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
+def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle, views: SharedViews = AS_THEY_ARE) -> Domain:
     domains = {domain.name: domain for domain in data.domains(seed)}
     if name not in domains:
         raise ConfigError(f"peer.domain: there is no domain '{name}' in {data.title}.{did_you_mean(name, domains)}")
@@ -192,13 +196,17 @@ def _own_domain(data: Dataset, name: str, seed: int, bundle: Bundle) -> Domain:
     if bundle.labelled and not (data.public_labels and domain.public_labels):
         raise ConfigError("data.public_labels: the seed set has labels; leave it at true")
     if domain.augmentation is not None and domain.augmentation.public:
-        raise ConfigError(
-            "data.augment: how everybody sees public images is agreed in the roster ([views]); use 'local' or 'none'"
-        )
+        if SharedViews.like(domain.augmentation.public) != views:
+            raise ConfigError(
+                "data.augment: the roster agrees on other views of public images ([views]) than this node's data has; "
+                "use 'local' or 'none'"
+            )
+        domain = replace(domain, augmentation=replace(domain.augmentation, public=None))
     if domain.private.inputs.dtype == torch.uint8:
         domain = _images_alike(domain, bundle)
     mine, theirs = domain.private.inputs, bundle.samples.inputs
-    if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
+    alike = mine.dtype == theirs.dtype or (mine.dtype == torch.float32 and theirs.dtype == torch.uint8)
+    if mine.shape[1:] != theirs.shape[1:] or not alike:
         raise ConfigError(
             f"this node's inputs are {mine.dtype} of shape {tuple(mine.shape[1:])}, those of the seed set "
             f"{theirs.dtype} of shape {tuple(theirs.shape[1:])}"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from fedh2l.domain import Samples
 from fedh2l.errors import ConfigError
 from fedh2l.messages import encoded_size
 from fedh2l.methods.base import Method
 from fedh2l.peer.bundle import Bundle
 from fedh2l.peer.charter import Charter, check_versions
+from fedh2l.peer.views import AS_THEY_ARE
+from fedh2l.pixels import Pixels, ready
 from fedh2l.roster import Roster
 from fedh2l.seedset import SeedSet
 from fedh2l.topology import Graph
@@ -24,6 +28,8 @@ class Term:
 
     charter: Charter
     bundle: Bundle
+    numbers: bool = False
+    """Whether a seed set of bytes is taken as what they are to a model."""
 
     def __post_init__(self) -> None:
         self.charter.check_bundle(self.bundle)
@@ -46,8 +52,15 @@ class Term:
     @cached_property
     def seed_set(self) -> SeedSet:
         """The members' public data."""
-        parts = {name: self.bundle.part(name) for name in self.roster.names}
+        parts = {name: self.part(name) for name in self.roster.names}
         return SeedSet(parts, self.roster.seed, self.charter.views.of(self.bundle), self.labelled)
+
+    def part(self, name: str) -> Samples:
+        """The public data of a member."""
+        part = self.bundle.part(name)
+        if not (self.numbers and part.inputs.dtype == torch.uint8):
+            return part
+        return Samples(ready(part.inputs, Pixels.of(self.bundle.schema), torch.float32), part.labels)
 
     @property
     def labelled(self) -> bool:
@@ -98,6 +111,13 @@ class Terms:
                     f"version {term.charter.agreement.version} of the roster has a seed set of other classes or inputs"
                     ", or only one has labels"
                 )
+
+    def as_numbers(self) -> Terms:
+        """The same with public images as numbers, for a node whose own are."""
+        for term in self.all:
+            if term.charter.views != AS_THEY_ARE and not Pixels.of(term.bundle.schema).plain:
+                raise ConfigError("[views] of the roster: this node has images as normalised numbers, not as bytes")
+        return Terms(tuple(replace(term, numbers=True) for term in self.all))
 
     def at(self, round: int) -> Term:
         """The one that holds in a round; before the first begins, the first."""
