@@ -119,6 +119,19 @@ def test_batch_norm_has_a_suite_of_its_own(cli, tmp_path):
     assert len({json.dumps(line["average"]) for line in table["rows"]}) > 1
 
 
+def test_beyond_the_paper(cli, tmp_path):
+    nodes = "\n".join(f'[[nodes]]\nname = "{name}"\nmodel = "test_passes:net"\n' for name in PACS.DOMAINS)
+    (tmp_path / "own.toml").write_text(nodes)
+    options = ["--models", "own.toml", "--rounds", 3, "--seeds", 1, "--device", "cpu"]
+    done = cli("bench", "plus-pacs", *options, *toy(tmp_path, "pacs"), timeout=300)
+    assert done.returncode == 0, done.stderr
+    [table] = json.loads((tmp_path / "bench" / "plus-pacs.json").read_text())["tables"]
+    assert [line["row"] for line in table["rows"] if line["average"]] == ["FedH2L+", "FedH2L", "AGG", "FedMD", "IND"]
+    cells = [path.read_text() for path in (tmp_path / "bench" / "cells").rglob("config.toml")]
+    assert sorted(text.count('augment = "all"') for text in cells) == [0, 0, 0, 0, 1]
+    assert all("average = 0.998" in text for text in cells)
+
+
 def test_a_word_that_is_no_models():
     with pytest.raises(ConfigError, match="Did you mean 'heterogeneous'"):
         image_suite("pacs", "heterogenous")

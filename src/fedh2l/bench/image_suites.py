@@ -1,10 +1,11 @@
-"""The benchmarks on images: the paper's tables, and what batch norm does in a mutual step; models can be chosen."""
+"""The benchmarks on images: the paper's tables, FedH2L+, and batch norm in a mutual step; models can be chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedh2l.bench.plus_suites import FAIR, PLUS
 from fedh2l.bench.suite import Row, Scores, Suite, TableSpec, scores
 from fedh2l.config import NodeSettings, parse_value, read_toml
 from fedh2l.errors import ConfigError, did_you_mean
@@ -17,6 +18,9 @@ IMAGE_SUITES = {
     "office-home": "office-home",
     "office-caltech10": "office-caltech10",
     "batch-norm": "pacs",
+    "plus-pacs": "pacs",
+    "plus-office-home": "office-home",
+    "plus-office-caltech10": "office-caltech10",
 }
 """The dataset that each is about."""
 
@@ -51,9 +55,13 @@ def image_suite(name: str, models: str | None = None, changes: Sequence[str] = (
         own, called = _models_in(Path(models), dataset), f"models of {Path(models).name}"
     protocol = [parse_value(change.partition("=")[2]) for change in changes if change.startswith("data.protocol=")]
     comparable = models == "heterogeneous" and (dataset != "pacs" or protocol[-1:] == ["paper"])
-    rows = _batch_norm() if batch_norm else _methods(PAPER.get(dataset, {}) if comparable else {})
+    if batch_norm:
+        rows, summary = _batch_norm(), "what batch norm does in a mutual step"
+    elif name.startswith("plus-"):
+        rows, summary = _plus(), "FedH2L+ against what trains on the same views"
+    else:
+        rows, summary = _methods(PAPER.get(dataset, {}) if comparable else {}), "the paper's table"
     table = TableSpec(f"{dataset}, {called}", rows, (f"data.name={dataset}", *own), TRAINING)
-    summary = "what batch norm does in a mutual step" if batch_norm else "the paper's table"
     return Suite(name, f"{summary}, on images of {dataset}; data.root says where they are", [table], images=dataset)
 
 
@@ -67,6 +75,11 @@ def _methods(paper: Mapping[str, Scores]) -> list[Row]:
         "FedProx": "fedprox",
     }
     return [Row.of(label, method, paper=paper.get(label)) for label, method in methods.items()]
+
+
+def _plus() -> list[Row]:
+    rivals = {"FedH2L": "fedh2l", "AGG": "aggregation", "FedMD": "fedmd", "IND": "independent"}
+    return [Row.of("FedH2L+", PLUS), *(Row.of(label, method, *FAIR) for label, method in rivals.items())]
 
 
 def _batch_norm() -> list[Row]:
