@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fedh2l.domain import Samples
 from fedh2l.losses import correct_count, cross_entropy, distillation, kl_rows
 from fedh2l.messages import Posteriors
-from fedh2l.methods.fedh2l import Lesson, mutual_losses
+from fedh2l.methods.lesson import Lesson, mutual_losses
 
 
 def randn(*shape: int) -> torch.Tensor:

@@ -14,7 +14,8 @@ from fedh2l.domain import UNKNOWN, Samples
 from fedh2l.errors import ConfigError, DataError
 from fedh2l.losses import kl_rows
 from fedh2l.messages import Posteriors
-from fedh2l.methods.fedh2l import FedH2L, Lesson, mutual_losses
+from fedh2l.methods.fedh2l import FedH2L
+from fedh2l.methods.lesson import Lesson, mutual_losses
 from fedh2l.trainer import Trainer
 
 ALONE = ["data.public_labels=false", "method.ce=false", "method.local_data=private", "method.confidence=certain"]

@@ -13,7 +13,7 @@ from fedh2l.augmentation import Augmentation, Mixture, PublicViews, _between, ji
 from fedh2l.domain import Samples
 from fedh2l.errors import DataError
 from fedh2l.messages import Posteriors
-from fedh2l.methods.fedh2l import Lesson, mutual_losses
+from fedh2l.methods.lesson import Lesson, mutual_losses
 from fedh2l.pixels import Pixels, ready
 from fedh2l.sampling import random_words, stream_key, word_block
 from fedh2l.seedset import SeedSet

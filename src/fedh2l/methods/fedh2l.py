@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -13,16 +11,16 @@ from torch import Tensor
 
 from fedh2l.domain import Samples
 from fedh2l.learner import Learner, LocalData, labels_for
-from fedh2l.losses import cross_entropy, cross_entropy_rows, kl_rows
+from fedh2l.losses import cross_entropy
 from fedh2l.messages import Encoding, Kind, Message, Posteriors
 from fedh2l.messages.encodings import PATTERN
 from fedh2l.methods.base import Method
+from fedh2l.methods.lesson import Confidence, Lesson, mutual_losses
 from fedh2l.projection import Projection, pcgrad, project, unprojected
 from fedh2l.roster import Roster
 from fedh2l.topology import Graph, check_topology, graph, teachers
 
 ENCODINGS = f"^({PATTERN})$"
-Confidence = Literal["accuracy", "right", "label", "certain", "none"]
 
 
 class FedH2L(Method):
@@ -261,105 +259,3 @@ class FedH2L(Method):
     @property
     def _mutual_state(self) -> Literal["local", "mutual"]:
         return "local" if self.optimizer_state == "shared" else "mutual"
-
-
-class Mixed(NamedTuple):
-    """What each row is mixed with."""
-
-    labels: Tensor
-    """Of the other image, `(rows,)`."""
-    own: Tensor
-    """How much of the row is its own, `(rows,)`."""
-
-    @staticmethod
-    def of(batches: Sequence[Samples]) -> Mixed | None:
-        """Of batches of which all or none are mixed."""
-        mixtures = [(batch.labels, *batch.mixture) for batch in batches if batch.mixture is not None]
-        if not mixtures:
-            return None
-        others = [labels.gather(-1, other) for labels, _, other in mixtures]
-        return Mixed(torch.cat(others, -1), torch.cat([own for _, own, _ in mixtures], -1))
-
-
-class Lesson(NamedTuple):
-    """What a student learns from in one mutual step: the rows of all its teachers, one after the other.
-
-    Rows rather than teachers are the unit, so public batches may differ in size. All but `weight` may have a leading
-    dimension of students that are stacked.
-    """
-
-    labels: Tensor | None
-    """`(rows,)`; None: nobody knows them."""
-    teacher: Tensor
-    """Posteriors `(rows, classes)` of the teacher whose data a row is."""
-    confidence: Tensor
-    """How much that teacher is believed there, Acc_j in the paper, `(rows,)`."""
-    weight: Tensor
-    """A row's share of the loss, 1 / (teachers · rows of its teacher), `(rows,)`."""
-    mixed: Mixed | None = None
-    """What else is in the images, if they are mixed."""
-
-    @staticmethod
-    def of(
-        inbox: Sequence[Posteriors],
-        batches: Sequence[Samples],
-        confidence: Confidence = "accuracy",
-        labelled: bool = True,
-    ) -> Lesson:
-        """The signals of an inbox beside the public batches that they speak of."""
-        rows = batches[0].labels.dim() - 1  # where rows are counted: behind the dimension of nodes, if there is one
-        sizes = [batch.labels.shape[-1] for batch in batches]
-        labels = torch.cat([batch.labels for batch in batches], rows)
-        teacher = torch.cat([message.values for message in inbox], -2)
-        if confidence == "accuracy":
-            believed = torch.cat([m.accuracy.unsqueeze(-1).expand(m.values.shape[:-1]) for m in inbox], -1)
-        else:
-            believed = _belief(confidence, teacher, labels)
-        return Lesson(
-            labels=labels if labelled else None,
-            teacher=teacher,
-            confidence=believed,
-            weight=_shares(tuple(sizes), batches[0].labels.device),
-            mixed=Mixed.of(batches) if labelled else None,
-        )
-
-
-def _belief(confidence: Confidence, teacher: Tensor, labels: Tensor) -> Tensor:
-    """How much each row of a teacher's posteriors is believed, by its label or by itself, `(rows,)`."""
-    if confidence == "right":
-        return (teacher.argmax(-1) == labels).to(teacher.dtype)
-    if confidence == "label":
-        return teacher.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    if confidence == "certain":
-        return 1 + torch.xlogy(teacher, teacher).sum(-1) / math.log(teacher.shape[-1])
-    return torch.ones_like(teacher[..., 0])
-
-
-@lru_cache(256)
-def _shares(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """What each row counts when teachers count alike, `(rows,)`; made once."""
-    shares = [torch.full((n,), 1 / (len(sizes) * n), dtype=torch.float64) for n in sizes]
-    return torch.cat(shares).to(device)
-
-
-def mutual_losses(logits: Tensor, lesson: Lesson, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """ℓ_CE of eq. (5) and ℓ_KL of eq. (3), `()` each, of a student's logits `(rows, classes)` on a lesson.
-
-    Without labels the first is 0.
-
-    At a temperature T, ℓ_KL is T²·KL of posteriors ∝ p^(1/T), which is what softmax makes of logits divided by T.
-    """
-    log_p = torch.log_softmax(logits, -1)
-    weight, teacher = lesson.weight.to(logits.dtype), lesson.teacher.to(logits.dtype)
-    if temperature == 1:
-        rows = kl_rows(teacher, log_p)
-    else:
-        softer = torch.softmax(torch.log(teacher) / temperature, -1)
-        rows = temperature**2 * kl_rows(softer, torch.log_softmax(logits / temperature, -1))
-    kl = (weight * lesson.confidence.to(logits.dtype) * rows).sum(-1)
-    if lesson.labels is None:
-        return torch.zeros_like(kl), kl
-    rows = cross_entropy_rows(log_p, lesson.labels)
-    if lesson.mixed is not None:
-        rows = torch.lerp(cross_entropy_rows(log_p, lesson.mixed.labels), rows, lesson.mixed.own.to(rows.dtype))
-    return (weight * rows).sum(-1), kl

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from fedh2l.learner import LocalData
 from fedh2l.methods.base import Preset
-from fedh2l.methods.fedh2l import ENCODINGS, Confidence, FedH2L
+from fedh2l.methods.fedh2l import ENCODINGS, FedH2L
+from fedh2l.methods.lesson import Confidence
 
 
 def _help(key: str) -> str | None:
