@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedh2l.data.image_cache import CACHE
-from fedh2l.data.image_folder import ImageFolder
-from fedh2l.domain import Samples
+from fedh2l.data.image_folder import IMAGENET, ImageFolder
 from fedh2l.errors import ConfigError
 from fedh2l.peer.bundle import Part, merge
 from fedh2l.peer.charter import Charter
@@ -18,7 +17,7 @@ from fedh2l.peer.public import from_folder, image_schema
 from fedh2l.peer.settings import _own_domain
 from fedh2l.peer.terms import Term, Terms
 from fedh2l.peer.views import SharedViews
-from fedh2l.pixels import Pixels, ready
+from fedh2l.pixels import Pixels
 from pictures import folders
 
 CLASSES = ("circle", "line")
@@ -82,7 +81,7 @@ def made(tmp_path):
 
 
 def as_numbers(bundle):
-    return Samples(ready(bundle.samples.inputs, Pixels.of(bundle.schema), torch.float32), bundle.samples.labels)
+    return bundle.samples.as_numbers(Pixels.of(bundle.schema))
 
 
 def test_views_of_the_roster_are_those_of_the_data(tmp_path):
@@ -108,5 +107,7 @@ def test_a_node_of_numbers_with_a_seed_set_of_bytes(tmp_path, views):
         return
     (term,) = terms.as_numbers().all
     start, end = bundle.ranges["day"]
-    assert torch.equal(term.part("day").inputs, as_numbers(bundle).inputs[start:end])
+    mean, deviation = (torch.tensor(IMAGENET[key]).view(3, 1, 1) for key in ("mean", "std"))
+    expected = (bundle.samples.inputs[start:end] / 255 - mean) / deviation
+    torch.testing.assert_close(term.part("day").inputs, expected, rtol=0, atol=1e-5)
     assert term.seed_set.batch("day", 1, 4).inputs.is_floating_point()

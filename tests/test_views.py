@@ -193,7 +193,8 @@ def test_bending_neither_moves_nor_turns_the_whole():
     assert 0.01 < moves.std() < 0.1
     words = random_words(rows * 23, "public-views", 0, "a", 1).reshape(rows, 23)
     pulls = torch.from_numpy(replace(STILL, bend=0.1).numbers(words, 1.0)[:, 10:]).view(rows, 2, 4, 4)
-    field = _between(side, torch.device("cpu")) @ pulls @ _between(side, torch.device("cpu")).T
+    line = _between(side, torch.device("cpu"), torch.float64)
+    field = line @ pulls @ line.T
     for common in (torch.ones(side, side, dtype=torch.float64), across - 0.5, down - 0.5):
         assert (field * common).mean((2, 3)).abs().max() < 1e-4
 

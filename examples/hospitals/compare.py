@@ -10,8 +10,11 @@ over splits, with 95 % intervals of the paired difference.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import statistics
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -19,6 +22,7 @@ import torch
 import fedh2l
 from fedh2l.bench.statistics import Difference
 from fedh2l.config import load_config
+from fedh2l.settings import CORES, available_cores
 
 HERE = Path(__file__).parent
 MEASURES = ("own patients, accuracy", "others' patients, accuracy", "others' patients, AUC")
@@ -58,15 +62,15 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=None)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    found = {
-        method: [train(method, seed, given.root, given.rounds) for seed in range(given.splits)]
-        for method in ("independent", "fedh2l")
-    }
+    cores, methods = available_cores(), ("independent", "fedh2l")
+    os.environ[CORES] = "1"  # as many trainings side by side as there are cores, each on one
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        runs = {m: [pool.submit(train, m, s, given.root, given.rounds) for s in range(given.splits)] for m in methods}
+        found = {method: [run.result() for run in each] for method, each in runs.items()}
     print(f"{given.splits} splits; mean over hospitals and splits, in %")
     print(f"{'':28}{'alone':>8}{'together':>10}{'difference':>22}")
     for place, measure in enumerate(MEASURES):
-        alone, together = ([run[place] for run in found[method]] for method in ("independent", "fedh2l"))
+        alone, together = ([run[place] for run in found[method]] for method in methods)
         paired = Difference.of(together, alone)
         low, high = paired.mean - (paired.half_width or 0), paired.mean + (paired.half_width or 0)
         means = f"{statistics.fmean(alone):8.1f}{statistics.fmean(together):10.1f}{paired.mean:+10.1f}"

@@ -8,7 +8,7 @@ the same everywhere; the images are changed where they are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -121,6 +121,11 @@ class Augmentation:
         """What images `(…, rows)` are mixed with; None: with nothing."""
         return None
 
+    def shared(self, **more: float) -> Augmentation:
+        """The same, with public batches seen so too, and `more` done to them."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, public=PublicViews(**{**own, **more}))
+
 
 class Mixture(NamedTuple):
     """What each of some images is mixed with."""
@@ -182,16 +187,16 @@ def moved(images: Tensor, window: Tensor, border: str, bends: Tensor | None = No
     x = (window[:, 0:1] * across + window[:, 2:3]).unsqueeze(1).expand(rows, height, width)
     y = (window[:, 1:2] * down + window[:, 3:4]).unsqueeze(2).expand(rows, height, width)
     if bends is not None:
-        below, along = (_between(count, images.device).to(images.dtype) for count in (height, width))
+        below, along = (_between(count, images.device, images.dtype) for count in (height, width))
         pulls = below @ bends.view(rows, 2, POINTS, POINTS) @ along.T
         x, y = x + pulls[:, 0], y + pulls[:, 1]
     return F.grid_sample(images, torch.stack([x, y], -1), mode="bilinear", padding_mode=border, align_corners=False)
 
 
 @lru_cache(64)
-def _between(count: int, device: torch.device) -> Tensor:
-    """What the points of a line are worth at each of `count` pixels, `(count, POINTS)`."""
-    return torch.from_numpy(_cubic(count)).to(device)
+def _between(count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What the points of a line are worth at each of `count` pixels, `(count, POINTS)`; made once."""
+    return torch.from_numpy(_cubic(count)).to(device, dtype)
 
 
 def _cubic(count: int) -> NDArray[np.float64]:

@@ -55,6 +55,10 @@ class Samples:
         inputs = self.inputs.to(device, dtype) if self.inputs.is_floating_point() else self.inputs.to(device)
         return Samples(inputs, self.labels.to(device))
 
+    def as_numbers(self, pixels: Pixels | None) -> Samples:
+        """The same with images as a model is fed them, rather than as bytes."""
+        return Samples(ready(self.inputs, pixels, torch.float32), self.labels)
+
     @staticmethod
     def concatenate(parts: Sequence[Samples]) -> Samples:
         """All samples of several sets, in their order."""
@@ -167,11 +171,8 @@ class Domain:
 
     def as_numbers(self) -> Domain:
         """The same with images as a model is fed them, rather than as bytes."""
-
-        def numbers(samples: Samples) -> Samples:
-            return Samples(ready(samples.inputs, self.pixels, torch.float32), samples.labels)
-
-        private, public, validation, test = map(numbers, (self.private, self.public, self.validation, self.test))
+        splits = (self.private, self.public, self.validation, self.test)
+        private, public, validation, test = (samples.as_numbers(self.pixels) for samples in splits)
         return replace(self, private=private, public=public, validation=validation, test=test)
 
     @cached_property

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from fedh2l.augmentation import Augmentation, PublicViews
+from fedh2l.augmentation import Augmentation
 from fedh2l.data.base import Dataset
 from fedh2l.data.image_cache import decoded
 from fedh2l.data.images import SUFFIXES, Fit
@@ -117,8 +117,8 @@ class ImageFolder(Dataset):
     def _views(self, pixels: Pixels) -> Augmentation | None:
         if self.augment == "none":
             return None
-        public = PublicViews(pixels, self.crop, self.flip, self.jitter, mix=self.mix)
-        return Augmentation(pixels, self.crop, self.flip, self.jitter, public=public if self.augment == "all" else None)
+        local = Augmentation(pixels, self.crop, self.flip, self.jitter)
+        return local if self.augment == "local" else local.shared(mix=self.mix)
 
     def preprocessing(self) -> dict[str, Any]:
         """How an image file becomes an input."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedh2l.augmentation import Augmentation, PublicViews
+from fedh2l.augmentation import Augmentation
 from fedh2l.data.base import Dataset
 from fedh2l.data.mnist import embedded_digits, idx_digits
 from fedh2l.data.splits import Shares, rounded, stratified_split
@@ -98,10 +97,7 @@ class RotatedMNIST(Dataset):
         local = Augmentation(
             Pixels(), crop=1, flip=0, jitter=0, shift=self.shift, zoom=self.zoom, erase=self.erase, border="zeros"
         )
-        if self.augment == "local":
-            return local
-        own = {field.name: getattr(local, field.name) for field in fields(local)}
-        return replace(local, public=PublicViews(**{**own, "bend": self.bend, "mix": self.mix}))
+        return local if self.augment == "local" else local.shared(bend=self.bend, mix=self.mix)
 
     def _check_shares(self, shares: Shares) -> None:
         test, validation, public = (

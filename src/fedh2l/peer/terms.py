@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from fedh2l.domain import Samples
@@ -16,7 +15,7 @@ from fedh2l.methods.base import Method
 from fedh2l.peer.bundle import Bundle
 from fedh2l.peer.charter import Charter, check_versions
 from fedh2l.peer.views import AS_THEY_ARE
-from fedh2l.pixels import Pixels, ready
+from fedh2l.pixels import Pixels
 from fedh2l.roster import Roster
 from fedh2l.seedset import SeedSet
 from fedh2l.topology import Graph
@@ -58,9 +57,7 @@ class Term:
     def part(self, name: str) -> Samples:
         """The public data of a member."""
         part = self.bundle.part(name)
-        if not (self.numbers and part.inputs.dtype == torch.uint8):
-            return part
-        return Samples(ready(part.inputs, Pixels.of(self.bundle.schema), torch.float32), part.labels)
+        return part.as_numbers(Pixels.of(self.bundle.schema)) if self.numbers else part
 
     @property
     def labelled(self) -> bool:
