@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
@@ -36,6 +38,21 @@ def test_the_front_is_what_nothing_beats_at_fewer_bytes():
     for mark in drawn.iter(f"{SVG}circle"):
         assert 0 <= float(mark.get("cx")) <= 1200
         assert 0 <= float(mark.get("cy")) <= 500
+
+
+def test_names_of_points_that_are_close_are_apart():
+    lines = [
+        Line(f"FedH2L+, way {k}", "fedh2l-plus", True, average={"ACC": Summary((97.0 + k / 50, 97.1 + k / 50))})
+        for k in range(6)
+    ]
+    lines = [replace(line, bytes_total=1e6 * 1.05**k) for k, line in enumerate(lines)]
+    lines.append(Line("loud", "fedavg", True, average={"ACC": Summary((99.9, 100.0))}, bytes_total=1e9))
+    drawn = ElementTree.fromstring(frontier_svg([Table("crowded", lines, 2)]))
+    texts = {text.text: text for text in drawn.iter(f"{SVG}text")}
+    names = [texts[f"way {k}"] for k in range(6)]  # the colour says whose they are
+    places = [(float(name.get("x")), float(name.get("y"))) for name in names]
+    assert all(abs(a - c) > 30 or abs(b - d) >= 9 for (a, b), (c, d) in combinations(places, 2))
+    assert {"FedH2L+", "loud", "99"} <= set(texts)
 
 
 @pytest.mark.parametrize("tables", [[], [Table("empty", [], 3)], [Table("x", [Line("a", "fedh2l", True)], 1)]])

@@ -80,6 +80,7 @@ UNLABELLED: Changes = (
 def frontier() -> Suite:
     """Accuracy against bytes."""
     small = ("method.encoding=int4", "method.public_batch_size=32")
+    one = (*small, "method.peers_per_round=1")
     rows = [
         Row.of("FedH2L+", PLUS),
         *(Row.of(f"FedH2L+, {name}", PLUS, f"method.encoding={name}") for name in ("float32", "int4", "topk-3")),
@@ -87,6 +88,7 @@ def frontier() -> Suite:
         *(Row.of(f"FedH2L+, E = {e}", PLUS, f"method.interval={e}") for e in (2, 5)),
         *(Row.of(f"FedH2L+, int4, 32, E = {e}", PLUS, *small, f"method.interval={e}") for e in (1, 2, 5, 10, 20, 50)),
         Row.of("FedH2L+, one teacher", PLUS, "method.peers_per_round=1"),
+        *(Row.of(f"FedH2L+, int4, 32, one, E = {e}", PLUS, *one, f"method.interval={e}") for e in (1, 2, 5)),
         Row.of("FedH2L", "fedh2l"),
         *(Row.of(f"FedH2L, E = {e}", "fedh2l", f"method.interval={e}") for e in (5, 10)),
         Row.of("FedH2L, int8", "fedh2l", "method.encoding=int8"),
