@@ -50,11 +50,13 @@ def train(
     local_gradient="sum",
     shared_state=False,
     heard=None,
+    revisit=0,
 ):
     """Trains `models` in place.
 
     `pools[i]` and `publics[i]` are (inputs, labels); `local_indices(i, r)` and `public_indices(i, r)` give batches;
-    `heard(i, r)` lists the teachers of node i (default: everybody else).
+    `heard(i, r)` lists the teachers of node i (default: everybody else). `revisit` is beyond the paper: so many
+    lessons are kept and learned again in turn, one in each round without an exchange.
     """
     n = len(models)
     heard = heard or (lambda i, r: [j for j in range(n) if j != i])
@@ -62,6 +64,47 @@ def train(
     local_optimizers = [make(m) for m in models]
     mutual_optimizers = local_optimizers if shared_state else [make(m) for m in models]
     history = [{"gradients": [], "start": None} for _ in range(n)]
+    shelves = [[None] * revisit for _ in range(n)]
+
+    def learn(i, lesson):
+        """One mutual step of node i from (inputs, labels, posteriors, accuracy) of each teacher."""
+        parameters = list(models[i].parameters())
+        gradients, start = history[i]["gradients"], history[i]["start"]
+        if joint:
+            g_loc = gradients[-1]
+        elif local_gradient == "sum":
+            g_loc = sum(gradients)
+        elif local_gradient == "displacement":
+            g_loc = start - flatten(parameters).detach()
+        else:
+            g_loc = gradients[-1] - gradients[0] if interval > 1 else gradients[-1]
+        history[i] = {"gradients": [], "start": None}
+        if not lesson:
+            if joint:
+                spread(g_loc, parameters)
+                mutual_optimizers[i].step()
+            return
+        loss = 0.0
+        for x, y, p, accuracy in lesson:
+            logits = models[i](x)
+            loss = loss + F.cross_entropy(logits, y)
+            if use_kl:
+                soft = p ** (1 / temperature)
+                soft = soft / soft.sum(1, keepdim=True)
+                loss = loss + kl_weight * accuracy * temperature**2 * kl(soft, logits / temperature)
+        g_pub = flatten(torch.autograd.grad(loss / len(lesson), parameters))
+        d = torch.dot(g_pub, g_loc)
+        step = g_pub
+        if project == "pcgrad":
+            step = g_pub + g_loc
+            if d < 0:
+                step = (g_pub - d / g_loc.dot(g_loc) * g_loc) + (g_loc - d / g_pub.dot(g_pub) * g_pub)
+        elif project == "qp" and d < 0:
+            step = g_pub - d / g_loc.dot(g_loc) * g_loc
+        spread(step, parameters)
+        mutual_optimizers[i].step()
+
+    exchanges = 0
     for r in range(1, rounds + 1):
         mutual_round = interval > 0 and r % interval == 0
         for i, model in enumerate(models):
@@ -76,6 +119,10 @@ def train(
             if not (joint and mutual_round):
                 spread(g, parameters)
                 local_optimizers[i].step()
+            if revisit and not mutual_round and exchanges:
+                lesson = shelves[i][r % min(exchanges, revisit)]
+                if lesson:
+                    learn(i, lesson)
         if not mutual_round:
             continue
         signals = []
@@ -85,41 +132,9 @@ def train(
             with torch.no_grad():
                 p = F.softmax(model(x[idx]), dim=1)
             signals.append((x[idx], y[idx], p, (p.argmax(1) == y[idx]).double().mean()))
-        for i, model in enumerate(models):
-            parameters = list(model.parameters())
-            gradients, start = history[i]["gradients"], history[i]["start"]
-            if joint:
-                g_loc = gradients[-1]
-            elif local_gradient == "sum":
-                g_loc = sum(gradients)
-            elif local_gradient == "displacement":
-                g_loc = start - flatten(parameters).detach()
-            else:
-                g_loc = gradients[-1] - gradients[0] if interval > 1 else gradients[-1]
-            history[i] = {"gradients": [], "start": None}
-            teachers = heard(i, r)
-            if not teachers:
-                if joint:
-                    spread(g_loc, parameters)
-                    mutual_optimizers[i].step()
-                continue
-            loss = 0.0
-            for j in teachers:
-                x, y, p, accuracy = signals[j]
-                logits = model(x)
-                loss = loss + F.cross_entropy(logits, y)
-                if use_kl:
-                    soft = p ** (1 / temperature)
-                    soft = soft / soft.sum(1, keepdim=True)
-                    loss = loss + kl_weight * accuracy * temperature**2 * kl(soft, logits / temperature)
-            g_pub = flatten(torch.autograd.grad(loss / len(teachers), parameters))
-            d = torch.dot(g_pub, g_loc)
-            step = g_pub
-            if project == "pcgrad":
-                step = g_pub + g_loc
-                if d < 0:
-                    step = (g_pub - d / g_loc.dot(g_loc) * g_loc) + (g_loc - d / g_pub.dot(g_pub) * g_pub)
-            elif project == "qp" and d < 0:
-                step = g_pub - d / g_loc.dot(g_loc) * g_loc
-            spread(step, parameters)
-            mutual_optimizers[i].step()
+        for i in range(n):
+            lesson = [signals[j] for j in heard(i, r)]
+            learn(i, lesson)
+            if revisit and lesson:
+                shelves[i][exchanges % revisit] = lesson
+        exchanges += 1

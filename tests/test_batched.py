@@ -36,6 +36,8 @@ VARIANTS = {
     "fedh2l": [],
     "interval": ["method.interval=3"],
     "displacement": ["method.interval=3", "method.local_gradient=displacement"],
+    "revisit": ["method.interval=4", "method.revisit=2", "data.augment=all"],
+    "revisit-norm": ["method.interval=3", "method.revisit=3", "method.confidence=none", *NORMED],
     "pcgrad-joint": ["method.project=pcgrad", "method.pcgrad=joint"],
     "shared-state": ["method.optimizer_state=shared"],
     "soft": ["method.temperature=4", "method.kl_weight=0.5", "method.confidence=right"],
@@ -192,6 +194,7 @@ def test_layers_that_cannot_be_run_as_one_are_run_in_turn():
     "changes",
     [
         ["method.interval=3"],
+        ["method.interval=4", "method.revisit=2", "data.augment=all"],
         ["method.name=fedavg", "method.interval=8"],
         ["method.name=fml", "method.interval=4"],
         ["method.name=fedgkt", "method.interval=4", "method.server_epochs=1", *DEEP],

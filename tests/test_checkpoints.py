@@ -107,6 +107,7 @@ def outcome(trainer: Trainer) -> tuple[dict, list, list]:
         ["run.average=0.9", "method.teacher=average"],
         ["method.interval=4", "method.local_gradient=displacement"],
         ["method.interval=4", "method.local_gradient=difference"],
+        ["method.interval=5", "method.revisit=2", "data.augment=all"],
         ["method.optimizer_state=shared", "run.selection=last"],
         ["method.project=pcgrad", "method.pcgrad=joint", "method.pairing=pairs"],
         ["optimizer.name=sgd", "optimizer.momentum=0.9", "run.dtype=float64"],

@@ -20,7 +20,7 @@ from fedh2l.trainer import Trainer
 SHORT = [*TINY, *MLPS, "run.rounds=20"]
 PLUS = ["run.average=0.998", "data.augment=all", "method.teacher=average", "method.temperature=3.0",
         "method.kl_weight=3.0", "method.confidence=none", "method.pace=3.0", "method.encoding=int8",
-        "method.public_batch_size=64", "method.local_data=private+own-public"]  # fmt: skip
+        "method.public_batch_size=64", "method.local_data=private+own-public", "method.revisit=4"]  # fmt: skip
 
 
 UNLABELLED = ["data.public_labels=false", "method.ce=false", "method.local_data=private", "method.confidence=none"]
@@ -58,6 +58,30 @@ def test_data_that_knows_no_views_is_taken_as_it_is():
 
 def domains():
     return [blobs("a"), blobs("b", 1.0)]
+
+
+def test_rare_exchanges_are_learned_from_in_between():
+    """Four lessons are kept, as they were sent, and a step is taken in every round once there is one."""
+    config, _ = load_config(None, [*SHORT, "method.interval=4", "run.eval_every=1"], method="fedh2l-plus")
+    trainer = Trainer(config.federation())
+    trainer.run()
+    learner = trainer.engine.learners[0]
+    kept = {name for name in learner.memory if name.startswith("lesson.")}
+    assert {name.split(".")[1] for name in kept} == {"0", "1", "2", "3"}
+    assert len({learner.memory[f"lesson.{place}.teacher"].square().sum().item() for place in range(4)}) == 4
+    assert learner.optimizer_states["mutual"]["steps"] == 20 - 3
+    assert "revisit = 4" in to_toml(config)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"batch_norm": "per-domain"}, {"local_gradient": "difference"}, {"project": "pcgrad", "pcgrad": "joint"}],
+    ids=str,
+)
+def test_what_cannot_be_revisited(other):
+    FedH2L(**other, interval=4)
+    with pytest.raises(ConfigError, match=f"revisit does not go with {[*other][-1]}"):
+        FedH2L(**other, interval=4, revisit=2)
 
 
 def test_without_labels():

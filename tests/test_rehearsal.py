@@ -32,7 +32,13 @@ from town import NAMES, rehearsal
             ["method.peers_per_round=1", "nodes.0.model=lenet", "nodes.0.model_args={}"], marks=pytest.mark.slow
         ),
         pytest.param(
-            ["data.augment=all", "method.pace=3.0", "method.public_batch_size=8"],
+            [
+                "data.augment=all",
+                "method.pace=3.0",
+                "method.public_batch_size=8",
+                "method.interval=4",
+                "method.revisit=2",
+            ],
             marks=pytest.mark.slow,
         ),
         pytest.param(

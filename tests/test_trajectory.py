@@ -37,6 +37,11 @@ VARIANTS = {
     "alone": (["method.interval=0"], {"interval": 0}),
     "soft": (["method.temperature=3", "method.kl_weight=0.5"], {"temperature": 3.0, "kl_weight": 0.5}),
     "small-public": (["run.batch_size=32"], {}),
+    "revisit": (["method.interval=4", "method.revisit=3"], {"interval": 4, "revisit": 3}),
+    "revisit-pairs": (
+        ["method.interval=3", "method.revisit=2", "method.pairing=pairs", "data.angles=[0,20,40,60,80]"],
+        {"interval": 3, "revisit": 2, "heard": "method"},
+    ),
 }
 
 

@@ -55,6 +55,8 @@ def levers() -> Suite:
         *(Row.of(f"confidence: {kind}", PLUS, f"method.confidence={kind}") for kind in CONFIDENCE),
         Row.of("float32", PLUS, "method.encoding=float32"),
         Row.of("no projection", PLUS, "method.project=none"),
+        *(Row.of(f"E = {e}", PLUS, f"method.interval={e}") for e in RARE),
+        *(Row.of(f"E = {e}, nothing revisited", PLUS, f"method.interval={e}", "method.revisit=0") for e in RARE),
         Row.of("no public labels", PLUS, "data.public_labels=false"),
         Row.of("FedH2L", "fedh2l"),
         Row.of("FedH2L, views", "fedh2l", "data.augment=all"),
@@ -62,11 +64,14 @@ def levers() -> Suite:
         Row.of("FedH2L, pace 3", "fedh2l", "method.pace=3.0"),
         Row.of("FedH2L, temperature 3, weight 3", "fedh2l", "method.temperature=3.0", "method.kl_weight=3.0"),
         *(Row.of(f"FedH2L, confidence: {kind}", "fedh2l", f"method.confidence={kind}") for kind in OTHERS),
+        Row.of("FedH2L, E = 10", "fedh2l", "method.interval=10"),
+        Row.of("FedH2L, E = 10, 4 lessons revisited", "fedh2l", "method.interval=10", "method.revisit=4"),
         Row.of("FedH2L, no public labels", "fedh2l", *UNLABELLED),
     ]
     return Suite("levers", "what each part of FedH2L+ is worth, and public data without labels", _tables(rows))
 
 
+RARE = (5, 20)
 CONFIDENCE = ("accuracy", "right", "label", "certain")
 OTHERS = ("right", "label", "certain", "none")
 UNLABELLED: Changes = (
@@ -75,6 +80,9 @@ UNLABELLED: Changes = (
     "method.local_data=private",
     "method.confidence=none",
 )
+
+
+EXCHANGES = (1, 2, 5, 10, 20, 50, 100)
 
 
 def frontier() -> Suite:
@@ -86,9 +94,9 @@ def frontier() -> Suite:
         *(Row.of(f"FedH2L+, {name}", PLUS, f"method.encoding={name}") for name in ("float32", "int4", "topk-3")),
         Row.of("FedH2L+, 32 samples", PLUS, "method.public_batch_size=32"),
         *(Row.of(f"FedH2L+, E = {e}", PLUS, f"method.interval={e}") for e in (2, 5)),
-        *(Row.of(f"FedH2L+, int4, 32, E = {e}", PLUS, *small, f"method.interval={e}") for e in (1, 2, 5, 10, 20, 50)),
+        *(Row.of(f"FedH2L+, int4, 32, E = {e}", PLUS, *small, f"method.interval={e}") for e in EXCHANGES),
         Row.of("FedH2L+, one teacher", PLUS, "method.peers_per_round=1"),
-        *(Row.of(f"FedH2L+, int4, 32, one, E = {e}", PLUS, *one, f"method.interval={e}") for e in (1, 2, 5)),
+        *(Row.of(f"FedH2L+, int4, 32, one, E = {e}", PLUS, *one, f"method.interval={e}") for e in (1, 2, 10)),
         Row.of("FedH2L", "fedh2l"),
         *(Row.of(f"FedH2L, E = {e}", "fedh2l", f"method.interval={e}") for e in (5, 10)),
         Row.of("FedH2L, int8", "fedh2l", "method.encoding=int8"),

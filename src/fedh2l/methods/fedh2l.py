@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -40,6 +40,12 @@ class FedH2L(Method):
 
     interval: int = Field(
         1, ge=0, description="local steps per mutual step (E); 1: every round, 0: never, which is training alone"
+    )
+    revisit: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="lessons that a node keeps, to learn them again, in turn, in rounds without an exchange",
     )
     local_data: LocalData = Field(
         "private+all-public",
@@ -120,6 +126,17 @@ class FedH2L(Method):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_revisit(self) -> Self:
+        unfit = {
+            "pcgrad = 'joint'": self._joint,
+            "local_gradient = 'difference'": self.local_gradient == "difference",
+            "batch_norm = 'per-domain'": self.batch_norm == "per-domain",
+        }
+        if self.revisit and any(unfit.values()):
+            raise ValueError(f"revisit does not go with {', '.join(what for what, is_so in unfit.items() if is_so)}")
+        return self
+
     @field_validator("topology")
     @classmethod
     def _known_topology(cls, topology: str | list[list[str]]) -> str | list[list[str]]:
@@ -133,6 +150,10 @@ class FedH2L(Method):
     def exchanges(self, round: int) -> bool:
         """Every `interval` rounds."""
         return self.interval > 0 and round % self.interval == 0
+
+    def kind_of_round(self, round: int) -> Hashable:
+        """By exchange, and by which lesson is kept or revisited."""
+        return self.exchanges(round), self._place(round)
 
     def teachers(self, roster: Roster, round: int) -> Graph:
         """Whom each node hears."""
@@ -160,6 +181,8 @@ class FedH2L(Method):
         self._remember(node, gradient)
         if not (self._joint and self.exchanges(round)):
             node.step(gradient, "local")
+        if not self.exchanges(round):
+            self._revisit(node, round)
 
     def emit(self, node: Learner, round: int) -> Message:
         """The teaching signal [p_i, Acc_i] on the node's own public batch."""
@@ -170,8 +193,8 @@ class FedH2L(Method):
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
-        g_loc = self._recall(node)
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
+            g_loc = self._recall(node)
             if self._joint:
                 node.step(g_loc, "mutual", self._mutual_state)
             return
@@ -180,12 +203,11 @@ class FedH2L(Method):
         lesson = Lesson.of(signals, batches, self.confidence, node.seed_set.labelled)
         answers = node.take_ready(tuple((s.sender, s.round) for s in signals))
         answers = self._answers(node, batches) if answers is None else answers
-        ce, kl = mutual_losses(answers, lesson, self.temperature)
-        g_pub = node.gradient(self._loss(ce, kl))
-        projection = self._projected(g_pub, g_loc)
-        node.step(projection.gradient, "mutual", self._mutual_state, self.pace)
-        labelled = {"ce": ce} if node.seed_set.labelled else {}
-        node.record(round, **labelled, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
+        self._learn(node, answers, lesson, round)
+        place = self._place(round)
+        if place is not None:
+            kept = {"inputs": _inputs(batches), **lesson.kept()}
+            node.memory |= {f"lesson.{place}.{name}": value for name, value in kept.items()}
 
     def anticipate(self, node: Learner, senders: Sequence[str], round: int) -> None:
         """The pass forward on public batches, which are known before what teachers say of them is."""
@@ -206,6 +228,30 @@ class FedH2L(Method):
     def crossing(self) -> str:
         """The teaching signals."""
         return "posteriors on public data"
+
+    def _place(self, round: int) -> int | None:
+        """Where the lesson of a round is kept, or, if it has none of its own, the one that is learned again."""
+        before = (round - 1) // self.interval if self.interval > 1 else 0
+        if self.exchanges(round):
+            return before % self.revisit if self.revisit and self.interval > 1 else None
+        kept = min(before, self.revisit)
+        return round % kept if kept else None
+
+    def _revisit(self, node: Learner, round: int) -> None:
+        """A mutual step with what teachers said in an earlier round, if they were heard then."""
+        start = f"lesson.{self._place(round)}."
+        kept = {name.removeprefix(start): value for name, value in node.memory.items() if name.startswith(start)}
+        if kept:
+            answers = node.logits(kept["inputs"], frozen=self.batch_norm == "frozen")
+            self._learn(node, answers, Lesson.again(kept), round)
+
+    def _learn(self, node: Learner, answers: Tensor, lesson: Lesson, round: int) -> None:
+        """A mutual step, from a student's answers on a lesson."""
+        ce, kl = mutual_losses(answers, lesson, self.temperature)
+        projection = self._projected(node.gradient(self._loss(ce, kl)), self._recall(node))
+        node.step(projection.gradient, "mutual", self._mutual_state, self.pace)
+        labelled = {"ce": ce} if node.seed_set.labelled else {}
+        node.record(round, **labelled, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
 
     def _loss(self, ce: Tensor, kl: Tensor) -> Tensor:
         if self.kl and self.ce:
@@ -245,9 +291,7 @@ class FedH2L(Method):
         """f_i(x_j) of all teachers j, `(rows, classes)`."""
         if node.has_norms and self.batch_norm == "per-domain":
             return torch.cat([node.logits(batch.inputs) for batch in batches], -2)
-        rows = batches[0].labels.dim() - 1
-        inputs = torch.cat([batch.inputs for batch in batches], rows)
-        return node.logits(inputs, frozen=self.batch_norm == "frozen")
+        return node.logits(_inputs(batches), frozen=self.batch_norm == "frozen")
 
     def _projected(self, g_pub: Tensor, g_loc: Tensor) -> Projection:
         return {"qp": project, "pcgrad": pcgrad, "none": unprojected}[self.project](g_pub, g_loc)
@@ -259,3 +303,8 @@ class FedH2L(Method):
     @property
     def _mutual_state(self) -> Literal["local", "mutual"]:
         return "local" if self.optimizer_state == "shared" else "mutual"
+
+
+def _inputs(batches: Sequence[Samples]) -> Tensor:
+    """Of all batches, one after the other."""
+    return torch.cat([batch.inputs for batch in batches], batches[0].labels.dim() - 1)

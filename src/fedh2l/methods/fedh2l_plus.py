@@ -22,12 +22,13 @@ class FedH2LPlus(FedH2L):
     `fedh2l` with other settings and nothing else (`docs/fedh2l-plus.md` has the reason for each): a moving average of
     each node's weights teaches and is what counts as its model (`run.average`), teachers and students see the same
     fresh views of a public batch (`data.augment`), twice as many of them and in a quarter of the bits, and students
-    take longer steps after them, whatever a teacher's accuracy. Where public data has no labels, nothing is asked of
-    them.
+    take longer steps after them, whatever a teacher's accuracy, and where exchanges are rare they go on learning from
+    the last ones in between. Where public data has no labels, nothing is asked of them.
     """
 
     name: ClassVar[str] = "fedh2l-plus"
 
+    revisit: int = Field(4, ge=0, le=16, description=_help("revisit"))
     local_data: LocalData = Field("private+own-public", description=_help("local_data"))
     public_batch_size: int = Field(64, ge=1, description="samples a teaching signal speaks of")
     encoding: str = Field("int8", pattern=ENCODINGS, description=_help("encoding"))

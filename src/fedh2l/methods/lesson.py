@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -77,6 +77,19 @@ class Lesson(NamedTuple):
             weight=_shares(tuple(sizes), batches[0].labels.device),
             mixed=Mixed.of(batches) if labelled else None,
         )
+
+    def kept(self) -> dict[str, Tensor]:
+        """For a memory: tensors by name, each with the dimension of nodes if the lesson is of several."""
+        mixed = {} if self.mixed is None else {"other": self.mixed.labels, "own": self.mixed.own}
+        known = {"labels": self.labels, "teacher": self.teacher, "confidence": self.confidence, **mixed}
+        weight = self.weight.expand(self.confidence.shape)
+        return {"weight": weight.clone(), **{name: value for name, value in known.items() if value is not None}}
+
+    @staticmethod
+    def again(kept: Mapping[str, Tensor]) -> Lesson:
+        """What `kept` kept."""
+        mixed = Mixed(kept["other"], kept["own"]) if "own" in kept else None
+        return Lesson(kept.get("labels"), kept["teacher"], kept["confidence"], kept["weight"], mixed)
 
 
 def _belief(confidence: Confidence, teacher: Tensor, labels: Tensor) -> Tensor:
