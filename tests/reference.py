@@ -64,7 +64,7 @@ def train(
     local_optimizers = [make(m) for m in models]
     mutual_optimizers = local_optimizers if shared_state else [make(m) for m in models]
     history = [{"gradients": [], "start": None} for _ in range(n)]
-    shelves = [[None] * revisit for _ in range(n)]
+    shelves = [[None] * min(revisit, interval - 1) for _ in range(n)]
 
     def learn(i, lesson):
         """One mutual step of node i from (inputs, labels, posteriors, accuracy) of each teacher."""
@@ -120,7 +120,8 @@ def train(
                 spread(g, parameters)
                 local_optimizers[i].step()
             if revisit and not mutual_round and exchanges:
-                lesson = shelves[i][r % min(exchanges, revisit)]
+                back = (r % interval - 1) % min(exchanges, len(shelves[i]))
+                lesson = shelves[i][(exchanges - 1 - back) % len(shelves[i])]
                 if lesson:
                     learn(i, lesson)
         if not mutual_round:
@@ -135,6 +136,6 @@ def train(
         for i in range(n):
             lesson = [signals[j] for j in heard(i, r)]
             learn(i, lesson)
-            if revisit and lesson:
-                shelves[i][exchanges % revisit] = lesson
+            if shelves[i]:
+                shelves[i][exchanges % len(shelves[i])] = lesson
         exchanges += 1

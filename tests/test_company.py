@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+import torch
+from cryptography import x509
 
 from fedh2l.cli.logs import LogFormat, _Lines
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer import neighbours as neighbourhood
 from fedh2l.peer import quiet
+from fedh2l.peer.authority import Authority
+from fedh2l.peer.certificates import NODE_CERTIFICATE
 from fedh2l.peer.courier import Contact
 from fedh2l.peer.neighbours import FORGIVEN, Neighbours
 from fedh2l.peer.peer import Peer
@@ -111,6 +117,40 @@ def test_other_public_data_is_other_local_data(peer):
     before = len(learner.pool("private+all-public"))
     learner.use(SeedSet({"M0": peer.term.bundle.part("M0")}, 0))
     assert len(learner.pool("private+all-public")) < before
+
+
+def test_lessons_are_not_kept_beyond_who_may_teach(tmp_path):
+    """Of another term, of before rounds that were missed, and of whom the authority has shut out."""
+    made = rehearsal(tmp_path / "there", "run.rounds=1000", "method.interval=3", "method.revisit=2")
+    peer = Peer(load_peer(made.folder / "M0" / PEER), RunDirectory.claim(tmp_path / "run", "x"))
+    (learner,) = peer.residents.learners
+
+    def still_there(of: Callable[[], None]) -> bool:
+        learner.memory["lesson.0.inputs"] = torch.ones(1)
+        of()
+        return "lesson.0.inputs" in learner.memory
+
+    def another_term() -> None:
+        peer.term = copy.copy(peer.term)
+        peer._enter(peer.present())
+
+    try:
+        assert peer.method.keeps
+        assert still_there(lambda: peer._enter(1))
+        assert not still_there(another_term)
+        peer.round = 1
+        assert still_there(another_term)  # as after a start anew
+        shown = (made.folder / "M20" / "keys" / NODE_CERTIFICATE).read_bytes()
+        peer.circle._met["M20"] = x509.load_pem_x509_certificate(shown)
+        assert still_there(peer._shut_out)
+        Authority(made.folder / "authority").revoke("M20")
+        assert not still_there(peer._shut_out)
+        assert still_there(peer._shut_out)  # what is heard from now on is of others
+        there(peer, M20=900, M40=900, M60=900)
+        assert not still_there(peer._catch_up)
+    finally:
+        peer.audit.close()
+        peer.residents.close()
 
 
 def test_what_is_refused_is_counted(peer):

@@ -55,6 +55,13 @@ def test_names_of_points_that_are_close_are_apart():
     assert {"FedH2L+", "loud", "99"} <= set(texts)
 
 
+def test_a_narrow_picture_has_marks():
+    lines = [Line("a", "fedh2l", True, average={"ACC": Summary((84.2, 84.8))}, bytes_total=10)]
+    drawn = ElementTree.fromstring(frontier_svg([Table("x", lines, 2)]))
+    marks = [text.text for text in drawn.iter(f"{SVG}text") if text.get("text-anchor") == "end"]
+    assert marks == ["82.5", "89.2"]
+
+
 @pytest.mark.parametrize("tables", [[], [Table("empty", [], 3)], [Table("x", [Line("a", "fedh2l", True)], 1)]])
 def test_a_picture_of_nothing(tables):
     ElementTree.fromstring(frontier_svg(tables))

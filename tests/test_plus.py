@@ -67,10 +67,30 @@ def test_rare_exchanges_are_learned_from_in_between():
     trainer.run()
     learner = trainer.engine.learners[0]
     kept = {name for name in learner.memory if name.startswith("lesson.")}
-    assert {name.split(".")[1] for name in kept} == {"0", "1", "2", "3"}
-    assert len({learner.memory[f"lesson.{place}.teacher"].square().sum().item() for place in range(4)}) == 4
+    assert {name.split(".")[1] for name in kept} == {"0", "1", "2"}  # more would never be revisited
+    assert len({learner.memory[f"lesson.{place}.teacher"].square().sum().item() for place in range(3)}) == 3
     assert learner.optimizer_states["mutual"]["steps"] == 20 - 3
     assert "revisit = 4" in to_toml(config)
+    config.method.forget(learner)
+    assert not any(name.startswith("lesson.") for name in learner.memory)
+
+
+@pytest.mark.parametrize("interval", [2, 3, 4, 5, 8, 10])
+@pytest.mark.parametrize("revisit", [1, 2, 4, 8])
+def test_every_lesson_that_is_kept_is_revisited_the_newest_first(interval, revisit):
+    method, kept = FedH2L(interval=interval, revisit=revisit), {}
+    for round in range(1, 12 * interval):
+        place = method._place(round)
+        if method.exchanges(round):
+            kept[place], seen = round, []
+        elif kept:
+            seen.append(kept[place])
+        else:
+            assert place is None
+        if kept and round % interval == interval - 1:
+            newest = sorted(kept.values(), reverse=True)
+            assert seen == [newest[k % len(newest)] for k in range(interval - 1)]
+            assert len(kept) == min(round // interval, revisit, interval - 1)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +100,8 @@ def test_rare_exchanges_are_learned_from_in_between():
 )
 def test_what_cannot_be_revisited(other):
     FedH2L(**other, interval=4)
-    with pytest.raises(ConfigError, match=f"revisit does not go with {[*other][-1]}"):
+    FedH2LPlus(**other)  # every round is one with an exchange
+    with pytest.raises(ConfigError, match=f"learned again with {[*other][-1]}.*; set revisit = 0"):
         FedH2L(**other, interval=4, revisit=2)
 
 

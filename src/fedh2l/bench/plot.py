@@ -96,7 +96,7 @@ class _Panel:
             label = "nothing" if power == self.first else human_bytes(10.0**power).replace(".0 ", " ")
             parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#eeeeee"/>')
             parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>')
-        for score in (tick for tick in TICKS if self.best <= _error(tick) <= self.worst):
+        for score in self._ticks():
             y = self._height(score)
             parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#eeeeee"/>')
             parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{score:g}</text>')
@@ -104,6 +104,11 @@ class _Panel:
         parts.append(f'<text x="{middle:.1f}" y="{bottom + 34}" text-anchor="middle">bytes in all</text>')
         parts.append(f'<text x="14" y="{HEIGHT / 2}" transform="rotate(-90 14 {HEIGHT / 2})">ACC, %</text>')
         return parts
+
+    def _ticks(self) -> list[float]:
+        """Accuracies that are marked; if few of the usual ones are in sight, what is at the ends."""
+        seen = [float(tick) for tick in TICKS if self.best <= _error(tick) <= self.worst]
+        return seen if len(seen) > 1 else [round(100 - self.worst, 1), round(100 - self.best, 1)]
 
     def _point(self, line: Line, front: bool) -> str:
         x, y, colour = self._x(line), self._y(line), self.colours[line.method]

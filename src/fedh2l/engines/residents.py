@@ -97,6 +97,11 @@ class Residents:
             learner.ready = None  # whatever was not asked for
         average(self.learners, exchanged=True)
 
+    def forget(self) -> None:
+        """No node learns any more from what it has received."""
+        for learner in self.learners:
+            self.method.forget(learner)
+
     def complete(self, message: Message) -> None:
         """Brings to every node what a server still held of its model."""
         for learner in self.learners:

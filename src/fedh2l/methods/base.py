@@ -99,6 +99,14 @@ class Method(Section):
         """
         return self.exchanges(round)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a node learns from what it received later, too; then it must be able to `forget` it."""
+        return False
+
+    def forget(self, node: Learner) -> None:
+        """Drops what a node keeps of what others sent: public data is another, or somebody may not teach any more."""
+
     def emit(self, node: Learner, round: int) -> Message:
         """What leaves the node, in a round that exchanges."""
         raise NotImplementedError(f"{self.title} exchanges, but does not say what a node sends")

@@ -133,8 +133,9 @@ class FedH2L(Method):
             "local_gradient = 'difference'": self.local_gradient == "difference",
             "batch_norm = 'per-domain'": self.batch_norm == "per-domain",
         }
-        if self.revisit and any(unfit.values()):
-            raise ValueError(f"revisit does not go with {', '.join(what for what, is_so in unfit.items() if is_so)}")
+        if self._shelf and any(unfit.values()):
+            found = ", ".join(what for what, is_so in unfit.items() if is_so)
+            raise ValueError(f"lessons cannot be learned again with {found}; set revisit = 0")
         return self
 
     @field_validator("topology")
@@ -193,6 +194,7 @@ class FedH2L(Method):
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
+        self._drop(node, self._place(round))
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
             g_loc = self._recall(node)
             if self._joint:
@@ -207,7 +209,7 @@ class FedH2L(Method):
         place = self._place(round)
         if place is not None:
             kept = {"inputs": _inputs(batches), **lesson.kept()}
-            node.memory |= {f"lesson.{place}.{name}": value for name, value in kept.items()}
+            node.memory |= {_lesson(place) + name: value for name, value in kept.items()}
 
     def anticipate(self, node: Learner, senders: Sequence[str], round: int) -> None:
         """The pass forward on public batches, which are known before what teachers say of them is."""
@@ -229,17 +231,42 @@ class FedH2L(Method):
         """The teaching signals."""
         return "posteriors on public data"
 
+    @property
+    def keeps(self) -> bool:
+        """Lessons, if they are revisited."""
+        return self._shelf > 0
+
+    def forget(self, node: Learner) -> None:
+        """All lessons."""
+        for place in range(self._shelf):
+            self._drop(node, place)
+
+    @property
+    def _shelf(self) -> int:
+        """How many lessons are kept: no more than there are rounds to revisit them in."""
+        return max(min(self.revisit, self.interval - 1), 0)
+
     def _place(self, round: int) -> int | None:
-        """Where the lesson of a round is kept, or, if it has none of its own, the one that is learned again."""
-        before = (round - 1) // self.interval if self.interval > 1 else 0
+        """Where the lesson of a round is kept, or, if it has none of its own, the one that is learned again.
+
+        After an exchange the newest comes first, then the one before it, and so on, and then the newest again.
+        """
+        before = (round - 1) // self.interval if self._shelf else 0
         if self.exchanges(round):
-            return before % self.revisit if self.revisit and self.interval > 1 else None
-        kept = min(before, self.revisit)
-        return round % kept if kept else None
+            return before % self._shelf if self._shelf else None
+        if before == 0:
+            return None
+        back = (round % self.interval - 1) % min(before, self._shelf)
+        return (before - 1 - back) % self._shelf
+
+    @staticmethod
+    def _drop(node: Learner, place: int | None) -> None:
+        for name in [name for name in node.memory if name.startswith(_lesson(place))]:
+            del node.memory[name]
 
     def _revisit(self, node: Learner, round: int) -> None:
         """A mutual step with what teachers said in an earlier round, if they were heard then."""
-        start = f"lesson.{self._place(round)}."
+        start = _lesson(self._place(round))
         kept = {name.removeprefix(start): value for name, value in node.memory.items() if name.startswith(start)}
         if kept:
             answers = node.logits(kept["inputs"], frozen=self.batch_norm == "frozen")
@@ -303,6 +330,11 @@ class FedH2L(Method):
     @property
     def _mutual_state(self) -> Literal["local", "mutual"]:
         return "local" if self.optimizer_state == "shared" else "mutual"
+
+
+def _lesson(place: int | None) -> str:
+    """How names in a node's memory begin that are about the lesson at a place."""
+    return f"lesson.{place}."
 
 
 def _inputs(batches: Sequence[Samples]) -> Tensor:

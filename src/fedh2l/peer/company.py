@@ -146,11 +146,20 @@ class Company:
             log.info("goes on in round %d", round, extra={"round": round})
         return here
 
+    def barred(self) -> frozenset[str]:
+        """Those of the others who were taken from among the members."""
+        return frozenset(name for name in self._others() if self._refused(name) is not None)
+
     def _may_teach(self, name: str) -> bool:
         """Not if it was taken from among the members since its signal came."""
+        refused = self._refused(name)
+        if refused is not None:
+            log.warning("a signal is not used: %s", refused, extra={"peer": name})
+        return refused is None
+
+    def _refused(self, name: str) -> PeerRefusedError | None:
         try:
             self._peer.circle.check(name)
         except PeerRefusedError as refused:
-            log.warning("a signal is not used: %s", refused, extra={"peer": name})
-            return False
-        return True
+            return refused
+        return None

@@ -88,6 +88,8 @@ class Peer:
         """The last round whose signal is on its way."""
         self._midway = False
         """Whether the local step of the next round is done already."""
+        self._barred: frozenset[str] = frozenset()
+        """Who was seen to be taken from among the members."""
         self._told = time.monotonic()
         self._around: tuple[tuple[Term, ...], ...] = ()
         """The terms whose members this peer speaks to, and those whose members it hears."""
@@ -174,6 +176,8 @@ class Peer:
             self.term = term
             for learner in self.residents.learners:
                 learner.use(self._public(term))
+            if self.round < term.first:
+                self.residents.forget()
         around = tuple(
             tuple(term for term in self.terms.from_round(since) if self.name in term.roster.names)
             for since in (round, round - GRACE)
@@ -204,11 +208,14 @@ class Peer:
             log.warning("others are in round %d: goes on from there, after round %d", theirs, self.round, extra=about)
             self.skipped += theirs - 1 - self.round
             self.round, self._midway = theirs - 1, False
+            self.residents.forget()  # what was said long ago
             self._enter(theirs)
 
     def _step(self, stop: Callable[[], bool]) -> None:
         round = self.present()
         self._enter(round)
+        if self.method.keeps:
+            self._shut_out()
         if not self._midway:
             self.residents.local_steps(round)
         if self.method.exchanges(round):
@@ -217,6 +224,13 @@ class Peer:
         self.round, self._midway = round, False
         self._arrive()
         self._catch_up()
+
+    def _shut_out(self) -> None:
+        """Learns no more from what was kept, if one of those who may have said it is a member no longer."""
+        barred = self._company.barred()
+        if not barred <= self._barred:
+            self.residents.forget()
+        self._barred = barred
 
     def _exchange(self, round: int, stop: Callable[[], bool]) -> None:
         message = self.residents.emit(round)[self.name]
