@@ -15,7 +15,7 @@ from fedh2l.losses import cross_entropy
 from fedh2l.messages import Encoding, Kind, Message, Posteriors
 from fedh2l.messages.encodings import PATTERN
 from fedh2l.methods.base import Method
-from fedh2l.methods.lesson import Confidence, Lesson, mutual_losses
+from fedh2l.methods.lesson import Confidence, Lesson, Shelf, mutual_losses
 from fedh2l.projection import Projection, pcgrad, project, unprojected
 from fedh2l.roster import Roster
 from fedh2l.topology import Graph, check_topology, graph, teachers
@@ -133,7 +133,7 @@ class FedH2L(Method):
             "local_gradient = 'difference'": self.local_gradient == "difference",
             "batch_norm = 'per-domain'": self.batch_norm == "per-domain",
         }
-        if self._shelf and any(unfit.values()):
+        if self._room and any(unfit.values()):
             found = ", ".join(what for what, is_so in unfit.items() if is_so)
             raise ValueError(f"lessons cannot be learned again with {found}; set revisit = 0")
         return self
@@ -194,9 +194,11 @@ class FedH2L(Method):
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
-        self._drop(node, self._place(round))
+        place, shelf = self._place(round), Shelf(node.memory)
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
             g_loc = self._recall(node)
+            if place is not None:
+                shelf.clear(place)
             if self._joint:
                 node.step(g_loc, "mutual", self._mutual_state)
             return
@@ -206,10 +208,8 @@ class FedH2L(Method):
         answers = node.take_ready(tuple((s.sender, s.round) for s in signals))
         answers = self._answers(node, batches) if answers is None else answers
         self._learn(node, answers, lesson, round)
-        place = self._place(round)
         if place is not None:
-            kept = {"inputs": _inputs(batches), **lesson.kept()}
-            node.memory |= {_lesson(place) + name: value for name, value in kept.items()}
+            shelf.put(place, _inputs(batches), lesson)
 
     def anticipate(self, node: Learner, senders: Sequence[str], round: int) -> None:
         """The pass forward on public batches, which are known before what teachers say of them is."""
@@ -234,15 +234,14 @@ class FedH2L(Method):
     @property
     def keeps(self) -> bool:
         """Lessons, if they are revisited."""
-        return self._shelf > 0
+        return self._room > 0
 
     def forget(self, node: Learner) -> None:
         """All lessons."""
-        for place in range(self._shelf):
-            self._drop(node, place)
+        Shelf(node.memory).clear()
 
     @property
-    def _shelf(self) -> int:
+    def _room(self) -> int:
         """How many lessons are kept: no more than there are rounds to revisit them in."""
         return max(min(self.revisit, self.interval - 1), 0)
 
@@ -251,26 +250,21 @@ class FedH2L(Method):
 
         After an exchange the newest comes first, then the one before it, and so on, and then the newest again.
         """
-        before = (round - 1) // self.interval if self._shelf else 0
+        before = (round - 1) // self.interval if self._room else 0
         if self.exchanges(round):
-            return before % self._shelf if self._shelf else None
+            return before % self._room if self._room else None
         if before == 0:
             return None
-        back = (round % self.interval - 1) % min(before, self._shelf)
-        return (before - 1 - back) % self._shelf
-
-    @staticmethod
-    def _drop(node: Learner, place: int | None) -> None:
-        for name in [name for name in node.memory if name.startswith(_lesson(place))]:
-            del node.memory[name]
+        back = (round % self.interval - 1) % min(before, self._room)
+        return (before - 1 - back) % self._room
 
     def _revisit(self, node: Learner, round: int) -> None:
         """A mutual step with what teachers said in an earlier round, if they were heard then."""
-        start = _lesson(self._place(round))
-        kept = {name.removeprefix(start): value for name, value in node.memory.items() if name.startswith(start)}
-        if kept:
-            answers = node.logits(kept["inputs"], frozen=self.batch_norm == "frozen")
-            self._learn(node, answers, Lesson.again(kept), round)
+        place = self._place(round)
+        kept = None if place is None else Shelf(node.memory).at(place)
+        if kept is not None:
+            inputs, lesson = kept
+            self._learn(node, node.logits(inputs, frozen=self.batch_norm == "frozen"), lesson, round)
 
     def _learn(self, node: Learner, answers: Tensor, lesson: Lesson, round: int) -> None:
         """A mutual step, from a student's answers on a lesson."""
@@ -330,11 +324,6 @@ class FedH2L(Method):
     @property
     def _mutual_state(self) -> Literal["local", "mutual"]:
         return "local" if self.optimizer_state == "shared" else "mutual"
-
-
-def _lesson(place: int | None) -> str:
-    """How names in a node's memory begin that are about the lesson at a place."""
-    return f"lesson.{place}."
 
 
 def _inputs(batches: Sequence[Samples]) -> Tensor:

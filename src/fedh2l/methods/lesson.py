@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -39,8 +39,8 @@ class Mixed(NamedTuple):
 class Lesson(NamedTuple):
     """What a student learns from in one mutual step: the rows of all its teachers, one after the other.
 
-    Rows rather than teachers are the unit, so public batches may differ in size. All but `weight` may have a leading
-    dimension of students that are stacked.
+    Rows rather than teachers are the unit, so public batches may differ in size. All may have a leading dimension of
+    students that are stacked; `weight` has it in a lesson that was kept.
     """
 
     labels: Tensor | None
@@ -78,18 +78,39 @@ class Lesson(NamedTuple):
             mixed=Mixed.of(batches) if labelled else None,
         )
 
-    def kept(self) -> dict[str, Tensor]:
-        """For a memory: tensors by name, each with the dimension of nodes if the lesson is of several."""
-        mixed = {} if self.mixed is None else {"other": self.mixed.labels, "own": self.mixed.own}
-        known = {"labels": self.labels, "teacher": self.teacher, "confidence": self.confidence, **mixed}
-        weight = self.weight.expand(self.confidence.shape)
-        return {"weight": weight.clone(), **{name: value for name, value in known.items() if value is not None}}
 
-    @staticmethod
-    def again(kept: Mapping[str, Tensor]) -> Lesson:
-        """What `kept` kept."""
+class Shelf:
+    """Lessons that a node keeps in its memory, each at a place, with the inputs that it is about."""
+
+    def __init__(self, memory: dict[str, Tensor]) -> None:
+        self._memory = memory
+
+    def put(self, place: int, inputs: Tensor, lesson: Lesson) -> None:
+        """Instead of what is there. All tensors have the dimension of nodes, if the lesson is of several."""
+        self.clear(place)
+        kept = {"inputs": inputs, "teacher": lesson.teacher, "confidence": lesson.confidence}
+        kept["weight"] = lesson.weight.expand(lesson.confidence.shape).clone()
+        if lesson.labels is not None:
+            kept["labels"] = lesson.labels
+        if lesson.mixed is not None:
+            kept |= {"other": lesson.mixed.labels, "own": lesson.mixed.own}
+        self._memory |= {f"lesson.{place}.{name}": value for name, value in kept.items()}
+
+    def at(self, place: int) -> tuple[Tensor, Lesson] | None:
+        """Inputs and lesson; None: there is none."""
+        start = f"lesson.{place}."
+        kept = {name.removeprefix(start): value for name, value in self._memory.items() if name.startswith(start)}
+        if not kept:
+            return None
         mixed = Mixed(kept["other"], kept["own"]) if "own" in kept else None
-        return Lesson(kept.get("labels"), kept["teacher"], kept["confidence"], kept["weight"], mixed)
+        lesson = Lesson(kept.get("labels"), kept["teacher"], kept["confidence"], kept["weight"], mixed)
+        return kept["inputs"], lesson
+
+    def clear(self, place: int | None = None) -> None:
+        """Drops the lesson at a place, or all."""
+        start = "lesson." if place is None else f"lesson.{place}."
+        for name in [name for name in self._memory if name.startswith(start)]:
+            del self._memory[name]
 
 
 def _belief(confidence: Confidence, teacher: Tensor, labels: Tensor) -> Tensor:
