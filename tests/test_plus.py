@@ -19,7 +19,7 @@ from fedh2l.trainer import Trainer
 
 SHORT = [*TINY, *MLPS, "run.rounds=20"]
 PLUS = ["run.average=0.998", "data.augment=all", "method.teacher=average", "method.temperature=3.0",
-        "method.kl_weight=3.0", "method.confidence=none", "method.pace=3.0", "method.encoding=int8",
+        "method.kl_weight=3.0", "method.pace=3.0", "method.encoding=int8",
         "method.public_batch_size=64", "method.local_data=private+own-public", "method.revisit=4"]  # fmt: skip
 
 

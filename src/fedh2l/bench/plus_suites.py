@@ -63,7 +63,7 @@ def levers() -> Suite:
         Row.of("FedH2L, average", "fedh2l", *average),
         Row.of("FedH2L, pace 3", "fedh2l", "method.pace=3.0"),
         Row.of("FedH2L, temperature 3, weight 3", "fedh2l", "method.temperature=3.0", "method.kl_weight=3.0"),
-        *(Row.of(f"FedH2L, confidence: {kind}", "fedh2l", f"method.confidence={kind}") for kind in OTHERS),
+        *(Row.of(f"FedH2L, confidence: {kind}", "fedh2l", f"method.confidence={kind}") for kind in CONFIDENCE),
         Row.of("FedH2L, E = 10", "fedh2l", "method.interval=10"),
         Row.of("FedH2L, E = 10, 4 lessons revisited", "fedh2l", "method.interval=10", "method.revisit=4"),
         Row.of("FedH2L, no public labels", "fedh2l", *UNLABELLED),
@@ -72,8 +72,7 @@ def levers() -> Suite:
 
 
 RARE = (5, 20)
-CONFIDENCE = ("accuracy", "right", "label", "certain")
-OTHERS = ("right", "label", "certain", "none")
+CONFIDENCE = ("right", "label", "certain", "none")
 UNLABELLED: Changes = (
     "data.public_labels=false",
     "method.ce=false",

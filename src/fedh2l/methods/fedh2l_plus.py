@@ -9,7 +9,6 @@ from pydantic import Field
 from fedh2l.learner import LocalData
 from fedh2l.methods.base import Preset
 from fedh2l.methods.fedh2l import ENCODINGS, FedH2L
-from fedh2l.methods.lesson import Confidence
 
 
 def _help(key: str) -> str | None:
@@ -22,8 +21,8 @@ class FedH2LPlus(FedH2L):
     `fedh2l` with other settings and nothing else (`docs/fedh2l-plus.md` has the reason for each): a moving average of
     each node's weights teaches and is what counts as its model (`run.average`), teachers and students see the same
     fresh views of a public batch (`data.augment`), twice as many of them and in a quarter of the bits, and students
-    take longer steps after them, whatever a teacher's accuracy, and where exchanges are rare they go on learning from
-    the last ones in between. Where public data has no labels, nothing is asked of them.
+    take longer steps after them, and where exchanges are rare they go on learning from the last ones in between. Where
+    public data has no labels, nothing is asked of them, and teachers are believed always.
     """
 
     name: ClassVar[str] = "fedh2l-plus"
@@ -36,10 +35,10 @@ class FedH2LPlus(FedH2L):
     pace: float = Field(3.0, gt=0, le=1e3, description=_help("pace"))
     temperature: float = Field(3.0, gt=0, le=1e3, description=_help("temperature"))
     kl_weight: float = Field(3.0, ge=0, le=1e6, description=_help("kl_weight"))
-    confidence: Confidence = Field("none", description=_help("confidence"))
 
     @classmethod
     def recommends(cls, public_labels: bool) -> Preset:
         """An average and views; without public labels, to learn from posteriors alone, in steps as long as others."""
-        alone = {} if public_labels else {"method.ce": False, "method.local_data": "private", "method.pace": 1.0}
-        return {"run.average": 0.998, "data.augment": "all", **alone}
+        alone = {"ce": False, "local_data": "private", "confidence": "none", "pace": 1.0}
+        method = {} if public_labels else {f"method.{key}": value for key, value in alone.items()}
+        return {"run.average": 0.998, "data.augment": "all", **method}
