@@ -47,6 +47,7 @@ VARIANTS = {
     "views": ["data.augment=all"],
     "views-lenet": ["data.augment=all", "method.peers_per_round=2", *LENETS],
     "views-mixed": ["data.augment=local", *MIXED],
+    "views-public": ["data.augment=public"],
     "averaged": ["run.average=0.9", "method.teacher=average"],
     "averaged-norm": ["run.average=0.9", "method.teacher=average", "method.interval=3", *NORMED],
     "averaged-fedavg": ["method.name=fedavg", "method.interval=4", "run.average=0.8"],

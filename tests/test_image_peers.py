@@ -84,15 +84,16 @@ def as_numbers(bundle):
     return bundle.samples.as_numbers(Pixels.of(bundle.schema))
 
 
-def test_views_of_the_roster_are_those_of_the_data(tmp_path):
+@pytest.mark.parametrize(("augment", "crop"), [("all", 0.8), ("public", 1)])
+def test_views_of_the_roster_are_those_of_the_data(tmp_path, augment, crop):
     root, bundle = made(tmp_path)
     views = SharedViews(crop=0.8, flip=0.5, jitter=0.4)
     assert views.of(bundle).crop == 0.8
-    seeing = ImageFolder(root=str(root), size=16, augment="all")
+    seeing = ImageFolder(root=str(root), size=16, augment=augment)
     with pytest.raises(ConfigError, match=r"the roster agrees on other views of public images \(\[views\]\)"):
         _own_domain(seeing, "day", 0, bundle)
     own = _own_domain(seeing, "day", 0, bundle, views).augmentation
-    assert (own.crop, own.public) == (0.8, None)
+    assert (own.crop, own.public) == (crop, None)
 
 
 @pytest.mark.parametrize("views", [{}, {"flip": 0.5}])

@@ -108,6 +108,7 @@ def test_what_cannot_be_revisited(other):
 def test_without_labels():
     config, _ = load_config(None, [*SHORT, "data.public_labels=false"], method="fedh2l-plus")
     assert (config.method.ce, config.method.local_data, config.method.pace) == (False, "private", 1)
+    assert config.method.confidence == "none"
     assert Trainer(config.federation()).run().average["ACC"] > 0
     with pytest.raises(ConfigError, match=r"needed by method\.ce = true"):
         load_config(None, [*SHORT, "data.public_labels=false", "method.ce=true"], "fedh2l-plus")[0].federation()

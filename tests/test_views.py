@@ -171,6 +171,18 @@ def test_training_on_views(public):
     assert first.matrix != plain.matrix
 
 
+def test_views_of_public_data_alone(federation):
+    """Local steps see their data as it is; what a mutual step sees is what it sees where both see views."""
+    nodes = [federation(f"data.augment={steps}").nodes[0].domain for steps in ("none", "local", "public", "all")]
+    plain, local, public, both = (node.augmentation for node in nodes)
+    assert plain is None
+    assert not local.public
+    assert public.public == both.public
+    digits = nodes[0].private.inputs[:8]
+    assert torch.equal(public.views(digits, torch.float32, "local-views", "s", "M0", 1), digits)
+    assert not torch.equal(both.views(digits, torch.float32, "local-views", "s", "M0", 1), digits)
+
+
 def test_public_views_are_the_same_for_everybody():
     samples = Samples(torch.randint(0, 256, (20, 3, 8, 8)).to(torch.uint8), torch.zeros(20, dtype=torch.long))
     views = PublicViews(Pixels.of(IMAGENET), bend=0.1, mix=0.5)

