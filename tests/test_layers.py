@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedh2l.cpu_layers import ON_CPU, HalvingPool
+from fedh2l.cpu_layers import ON_CPU, HalvingPool, LargestOfFour
 from fedh2l.cuda.layers import Shape, plan, plan_weights
 from fedh2l.models.lenet import LeNet
+from fedh2l.models.pooled import pooled
 from fedh2l.network import Network
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.overrides import Instead
@@ -62,10 +63,68 @@ def test_other_poolings_are_left_alone(size, options):
 def test_a_network_on_a_cpu_uses_them_and_a_compiled_one_does_not():
     x = torch.randn(3, 1, 28, 28)
     plain = Network(LeNet(), OptimizerSettings())
-    assert _steps(plain.logits(x).grad_fn, "HalvingPoolBackward") == 2
-    assert torch.equal(plain.predict(x), plain.module(x).detach())
+    said = plain.logits(x)
+    assert _steps(said.grad_fn, "LargestOfFourBackward") == _steps(said.grad_fn, "HalvingPoolBackward") == 1
+    torch.testing.assert_close(plain.predict(x), plain.module(x).detach())
     compiled = Network(nn.Sequential(torch.compile(nn.Linear(2, 2))), OptimizerSettings())
     assert not compiled._quicker
+
+
+@pytest.mark.parametrize(("side", "padding"), [(5, 2), (5, 0), (3, 1), (1, 0)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolution_by_quarters(side, padding, bias):
+    """With its gradients, also where several pixels are the largest."""
+    layer = nn.Conv2d(1, 6, side, padding=padding, bias=bias, dtype=torch.float64)
+    x = torch.randn(4, 1, 28, 20, dtype=torch.float64)
+    x[:, :, :12] = 0
+    x.requires_grad_()
+    theirs = F.max_pool2d(layer(x), 2)
+    with Instead(ON_CPU):
+        ours = pooled(layer, x)
+    assert _steps(ours.grad_fn, "LargestOfFourBackward") == 1
+    above = torch.randn_like(ours)
+    wanted = [x, *layer.parameters()]
+    torch.testing.assert_close(ours, theirs)
+    for mine, other in zip(*(torch.autograd.grad(said, wanted, above) for said in (ours, theirs)), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_the_largest_of_four_has_second_derivatives():
+    assert torch.autograd.gradgradcheck(
+        LargestOfFour.apply, torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(1, 2, 4), (2, 1, 9, 9)),
+        (nn.Conv2d(1, 2, 3), (2, 1, 9, 9)),
+        (nn.Conv2d(3, 2, 3), (2, 3, 8, 8)),
+        (nn.Conv2d(1, 2, (3, 5)), (2, 1, 8, 8)),
+        (nn.Conv2d(1, 2, 3, stride=2), (2, 1, 8, 8)),
+        (nn.Conv2d(1, 2, 3, padding=(0, 1)), (2, 1, 8, 8)),
+        (nn.Conv2d(1, 2, 3, padding="same"), (2, 1, 8, 8)),
+        (nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), (2, 1, 8, 8)),
+        (nn.Conv2d(1, 2, 3, padding=1), (1, 8, 8)),
+        (nn.Conv2d(1, 2, 3, padding=1), (0, 1, 8, 8)),
+        (nn.Sequential(nn.Conv2d(1, 2, 3, padding=1)), (2, 1, 8, 8)),
+    ],
+)
+def test_other_convolutions_are_left_alone(layer, shape):
+    x = torch.randn(shape)
+    with Instead(ON_CPU):
+        ours = pooled(layer, x)
+    assert _steps(ours.grad_fn, "LargestOfFourBackward") == 0
+    assert torch.equal(ours, F.max_pool2d(layer(x), 2))
+
+
+def test_a_convolution_that_somebody_listens_to_is_called():
+    layer, heard = nn.Conv2d(1, 2, 3, padding=1), []
+    layer.register_forward_hook(lambda *said: heard.append(said[2].shape))
+    with Instead(ON_CPU):
+        pooled(layer, torch.randn(2, 1, 8, 8))
+    assert heard == [(2, 2, 8, 8)]
 
 
 def _steps(node, name: str) -> int:

@@ -1,18 +1,22 @@
-"""Layers that PyTorch is slow at on a CPU, done otherwise, with the same results bit for bit.
+"""Layers that PyTorch is slow at on a CPU, done otherwise.
 
 `max_pool2d` looks at one pixel at a time unless channels come last. Taking the maximum of whole rows instead is ten
-times as fast; a round of LeNets takes a seventh less.
+times as fast, with the same result bit for bit. A convolution of grey images has little to do at a time, with one
+channel; if it is pooled next, it is done by quarters of the image, with four, and pixels that are compared then lie in
+four blocks: the same but for the order of sums.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedh2l.models.pooled import pooled_convolution
 from fedh2l.overrides import Table
 
 
@@ -23,7 +27,65 @@ def max_pooling(input: Tensor, *arguments: Any, **options: Any) -> Any:
     return F.max_pool2d(input, *arguments, **options)
 
 
-ON_CPU: Table = {F.max_pool2d: max_pooling}
+def by_quarters(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    """`pooled_convolution`."""
+    if not _has_quarters(x, weight, padding):
+        pooled: Tensor = max_pooling(torch.conv2d(x, weight, bias, padding=padding), 2)
+        return pooled
+    outputs, side = len(weight), weight.shape[3]
+    half = side // 2 + 1
+    kernel = (weight.flatten(1) @ _taps(side, weight.dtype)).view(outputs, 4, 4, half, half).transpose(0, 1)
+    padded = F.pad(x, (padding,) * 4) if padding else x
+    count, _, height, width = padded.shape
+    quarters = padded.reshape(count, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3)
+    said = torch.conv2d(quarters.reshape(count, 4, height // 2, width // 2), kernel.flatten(0, 1))
+    largest: Tensor = LargestOfFour.apply(said.view(count, 4, outputs, *said.shape[2:]))
+    return largest if bias is None else largest + bias.view(-1, 1, 1)
+
+
+ON_CPU: Table = {F.max_pool2d: max_pooling, pooled_convolution: by_quarters}
+
+
+def _has_quarters(x: Tensor, weight: Tensor, padding: int) -> bool:
+    """Whether these are grey images, with sides and a kernel that are halved in the same way everywhere."""
+    tall, wide = weight.shape[2:]
+    even = x.dim() == 4 and all((side + 2 * padding) % 2 == 0 for side in x.shape[2:])
+    return x.is_cpu and even and weight.shape[1] == 1 and tall == wide and tall % 2 == 1 and x.numel() > 0
+
+
+@cache
+def _taps(side: int, dtype: torch.dtype) -> Tensor:
+    """Where a kernel's weights go in that of the quarters, `(side², 4 · 4 · half²)`.
+
+    Pixel 2i + a of the result has pixels 2i + a + u of the image: i + (a + u) // 2 of its quarter (a + u) % 2.
+    """
+    half = side // 2 + 1
+    taps = torch.zeros(side, side, 2, 2, 2, 2, half, half, dtype=dtype)
+    for u, v, a, b in product(range(side), range(side), range(2), range(2)):
+        taps[u, v, a, b, (a + u) % 2, (b + v) % 2, (a + u) // 2, (b + v) // 2] = 1
+    return taps.view(side * side, -1)
+
+
+class LargestOfFour(torch.autograd.Function):
+    """Of `(n, 4, …)`; if several are, the first counts."""
+
+    @staticmethod
+    def forward(ctx: Any, four: Tensor) -> Tensor:
+        """In pairs."""
+        a, b, c, d = four.unbind(1)
+        largest = torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
+        ctx.save_for_backward(four, largest)
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> Tensor:
+        """What one is given is not there for the next."""
+        four, largest = ctx.saved_tensors
+        parts = []
+        for one in four.unbind(1)[:3]:
+            parts.append(above * (one == largest))
+            above = above - parts[-1]
+        return torch.stack([*parts, above], 1)
 
 
 def _halves(

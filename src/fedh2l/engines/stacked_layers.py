@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedh2l.cuda.layers import OneConvolution, OnePooling, can_convolve, can_pool
+from fedh2l.models.pooled import pooled_convolution
 from fedh2l.overrides import Table
 
 LARGEST = 65_536
@@ -86,8 +87,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias
 
 
+def convolution_and_pooling(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    """`pooled_convolution`, one after the other."""
+    return max_pooling(convolution(x, weight, bias, padding=padding), 2)
+
+
 STACKED: Table = {
     torch.conv2d: convolution,
+    pooled_convolution: convolution_and_pooling,
     F.max_pool2d: max_pooling,
     F.linear: linear,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedh2l.models.pooled import pooled
+
 
 class LeNet(nn.Module):
     """LeNet-5 with ReLU and max pooling, 61,706 parameters for 28 × 28 grey images and 10 classes."""
@@ -20,7 +22,7 @@ class LeNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The 84 activations that the last layer reads."""
         # Pooling before ReLU gives the same values as after it and computes a quarter of them.
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(pooled(self.conv1, x))
         x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
         return F.relu(self.hidden2(F.relu(self.hidden1(x))))
 
@@ -48,7 +50,7 @@ class LeNetWide(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The 500 activations that the last layer reads."""
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(pooled(self.conv1, x))
         x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
         return F.relu(self.hidden(x))
 
