@@ -126,10 +126,12 @@ def test_beyond_the_paper(cli, tmp_path):
     done = cli("bench", "plus-pacs", *options, *toy(tmp_path, "pacs"), timeout=300)
     assert done.returncode == 0, done.stderr
     [table] = json.loads((tmp_path / "bench" / "plus-pacs.json").read_text())["tables"]
-    assert [line["row"] for line in table["rows"] if line["average"]] == ["FedH2L+", "FedH2L", "AGG", "FedMD", "IND"]
+    rows = [line["row"] for line in table["rows"] if line["average"]]
+    assert rows == ["FedH2L+", "FedH2L", "FedH2L, local views", "AGG", "FedMD", "IND"]
     cells = [path.read_text() for path in (tmp_path / "bench" / "cells").rglob("config.toml")]
-    assert sorted(text.count('augment = "all"') for text in cells) == [0, 0, 0, 0, 1]
-    assert all("average = 0.998" in text for text in cells)
+    views = {steps: sum(f'augment = "{steps}"' in text for text in cells) for steps in ("all", "local", "none")}
+    assert views == {"all": 1, "local": 4, "none": 1}
+    assert sum("average = 0.998" in text for text in cells) == 5
 
 
 def test_a_word_that_is_no_models():

@@ -1,4 +1,4 @@
-"""A small residual network with batch norm, for trials on a CPU."""
+"""Small networks for trials on a CPU: a residual one with batch norm, and a plain one without."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ def resnet(num_classes: int, width: int = 12) -> nn.Module:
         Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, num_classes),
     )  # fmt: skip
+
+
+def plain(num_classes: int, width: int = 16) -> nn.Module:
+    """Pairs of convolutions with no shortcut and no batch norm, each pair half as large and twice as wide."""
+    layers: list[nn.Module] = []
+    for channels, wider in ((3, width), (width, 2 * width), (2 * width, 4 * width)):
+        layers += [nn.Conv2d(channels, wider, 3, 1, 1), nn.ReLU()]
+        layers += [nn.Conv2d(wider, wider, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16 * width, num_classes))
