@@ -89,7 +89,8 @@ class Augmentation:
         if not self.bend:
             return plain
         moves = 2 * self.bend * (2 * _halves(words[..., WORDS : WORDS + POINTS**2]) - 1)
-        return np.concatenate([plain, *(part @ _on_their_own() for part in np.split(moves, 2, -1))], -1)
+        each = moves.reshape(-1, POINTS**2) @ _on_their_own()  # across, then down
+        return np.concatenate([plain, each.reshape(moves.shape)], -1)
 
     def _plain(self, halves: NDArray[np.float64], shape: float) -> NDArray[np.float64]:
         drawn = np.moveaxis(halves, -1, 0)
@@ -183,8 +184,7 @@ class PublicViews(Augmentation):
 
 def _halves(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Two numbers from 0 to 1 from each word `(…, words)`, `(…, 2 · words)`."""
-    halves = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)], -1) / 2.0**32
-    return halves.reshape(*words.shape[:-1], 2 * words.shape[-1])
+    return np.ascontiguousarray(words, "<u8").view("<u4") * 2.0**-32
 
 
 def moved(images: Tensor, window: Tensor, border: str, bends: Tensor | None = None) -> Tensor:

@@ -64,7 +64,10 @@ def _field(text: str) -> bytes:
 
 def random_words(count: int, purpose: Purpose, seed: int | str, node: str = "", round: int = 0) -> NDArray[np.uint64]:
     """The first `count` 64-bit words of an address's stream (Philox raw output is stable across NumPy versions)."""
-    key = stream_key(purpose, seed, node, round)
+    return _words_of(stream_key(purpose, seed, node, round), count)
+
+
+def _words_of(key: int, count: int) -> NDArray[np.uint64]:
     generator = _generators.philox
     generator.state = {
         "bit_generator": "Philox",
@@ -157,10 +160,17 @@ def shuffle_block(population: int, keys: Sequence[int]) -> NDArray[np.int64]:
 
 def word_block(keys: Sequence[int], count: int) -> NDArray[np.uint64]:
     """`random_words` for many addresses at once, by their keys, `(keys, count)`."""
-    return _philox_words(keys, count)
+    if count < _MANY_WORDS:
+        return _philox_words(keys, count)
+    words = np.empty((len(keys), count), dtype=np.uint64)
+    for row, key in zip(words, keys, strict=True):
+        row[:] = _words_of(key, count)
+    return words
 
 
 _BLOCK_ROWS = 4096
+_MANY_WORDS = 64
+"""From how many words of a key on NumPy's own generator is quicker, which has to be set to each key."""
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)

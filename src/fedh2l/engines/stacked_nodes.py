@@ -18,6 +18,9 @@ from fedh2l.learner import Learner, Pool
 from fedh2l.sampling import PrivatePurpose, draw_block, shuffle_block, stream_key, torch_seed, word_block
 from fedh2l.server import Server
 
+AT_A_TIME = 32
+"""Of how many batches views are drawn at once: few enough for the caches of a core."""
+
 
 class Store:
     """All samples of a run in one tensor, so that a batch of many nodes is one look-up."""
@@ -242,13 +245,23 @@ class Views(NamedTuple):
         height, width = batch.inputs.shape[-2:]
 
         def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
-            count = self.augmentation.words
-            words = word_block(self.keys(rounds), count * rows).reshape(len(rounds), members, rows, count)
-            return self.augmentation.numbers(words, width / height).view(np.int64)  # draws are whole numbers
+            addresses = self.keys(rounds)
+            unlike = {key: place for place, key in enumerate(dict.fromkeys(addresses))}  # splits of a seed see alike
+            drawn = self._numbers(list(unlike), rows, width / height)
+            places = np.array([unlike[key] for key in addresses])
+            numbers: NDArray[np.float64] = drawn[places].reshape(len(rounds), members, rows, -1)
+            return numbers.view(np.int64)  # draws are whole numbers
 
         numbers = draws.get((self.what, rows), compute, round).view(torch.float64)
         seen = self.augmentation.apply(batch.inputs, numbers, self.dtype)
         return Samples(seen, batch.labels, self.augmentation.mixture(numbers))
+
+    def _numbers(self, keys: Sequence[int], rows: int, shape: float) -> NDArray[np.float64]:
+        """What becomes of `rows` images by each of the keys, `(keys, rows, numbers)`."""
+        count = self.augmentation.words
+        parts = [keys[start : start + AT_A_TIME] for start in range(0, len(keys), AT_A_TIME)]
+        words = (word_block(part, count * rows).reshape(len(part), rows, count) for part in parts)
+        return np.concatenate([self.augmentation.numbers(drawn, shape) for drawn in words])
 
 
 class StackedServer(Server):
