@@ -89,7 +89,8 @@ class Augmentation:
         if not self.bend:
             return plain
         moves = 2 * self.bend * (2 * _halves(words[..., WORDS : WORDS + POINTS**2]) - 1)
-        each = moves.reshape(-1, POINTS**2) @ _on_their_own()  # across, then down
+        # Across, then down; in products that are small enough for BLAS to start no threads.
+        each = moves.reshape(*moves.shape[:-2], -1, POINTS**2) @ _on_their_own()
         return np.concatenate([plain, each.reshape(moves.shape)], -1)
 
     def _plain(self, halves: NDArray[np.float64], shape: float) -> NDArray[np.float64]:

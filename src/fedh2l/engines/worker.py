@@ -24,6 +24,8 @@ from fedh2l.errors import FedH2LError, RunError
 from fedh2l.messages import Message
 
 START = "from fedh2l.engines.worker import serve; serve({fd})"
+KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+"""For glibc: a training asks for the same memory in every round, so it is kept rather than given back and cleared."""
 
 
 class Worker:
@@ -38,7 +40,8 @@ class Worker:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+            paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+            environment = {**KEEPING, **os.environ, "PYTHONPATH": paths}
             command = [sys.executable, "-c", START.format(fd=theirs.fileno())]
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         self._line = Connection(ours.detach())
