@@ -49,7 +49,8 @@ class RunSettings(Section):
         "auto", description="rounds between checkpoints; auto: as often as 2 % of the run time allows, 0: never"
     )
     selection: Literal["best", "last"] = Field(
-        "best", description="which model of a node counts: best on the pooled validation data, or the last"
+        "best",
+        description="which model of a node counts: best on pooled validation data, the latest of equals, or the last",
     )
     average: float = Field(
         0.0,

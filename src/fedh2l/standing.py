@@ -33,20 +33,24 @@ class Standing:
         self._conflicts = (0.0, 0)  # how many, of how many mutual steps
 
     def take(self, counts: Mapping[str, int], round: int) -> list[str]:
-        """Notes what each node's model gets right of the validation data; returns whose is better than ever."""
-        better = [name for name, right in counts.items() if right > self.best.get(name, (-1, 0))[0]]
-        self.best |= {name: (counts[name], round) for name in better}
+        """Notes what each node's model gets right of the validation data; returns whose is as good as ever.
+
+        Of models that do equally well the latest counts: where nearly all validation data is right, as it soon may be,
+        it cannot tell a model from one that has learned for longer.
+        """
+        best = [name for name, right in counts.items() if right >= self.best.get(name, (0, 0))[0]]
+        self.best |= {name: (counts[name], round) for name in best}
         self._present = dict(counts)
-        return better
+        return best
 
     def take_views(self, engine: Engine, tests: Sequence[Any], round: int, always: bool) -> None:
         """Views have no weights to keep, so what is best on validation data (or `always`) is tested at once."""
         for view, counts in engine.validate_views().items():
-            best = self.views.setdefault(view, {})
-            better = [name for name, right in counts.items() if always or name not in best or right > best[name][0]]
-            if better:
-                tested = engine.correct_view(view, better, tests)
-                best |= {name: ViewScore(counts[name], round, tested[name]) for name in better}
+            known = self.views.setdefault(view, {})
+            best = [name for name, right in counts.items() if always or name not in known or right >= known[name][0]]
+            if best:
+                tested = engine.correct_view(view, best, tests)
+                known |= {name: ViewScore(counts[name], round, tested[name]) for name in best}
 
     def summary(self, series: Mapping[str, Mapping[str, Sequence[float]]], samples: int) -> dict[str, dict[str, float]]:
         """What an evaluation says of each node, from its score on so many samples and what it recorded since."""

@@ -59,8 +59,8 @@ class Keeper:
         return every > 0 and round % every == 0
 
     def _evaluate(self, now: int, sent: int) -> None:
-        better = self.standing.take(self.residents.validate(), now)
-        self.residents.keep_best(better)
+        best = self.standing.take(self.residents.validate(), now)
+        self.residents.keep_best(best)
         summary = self.standing.summary(self.residents.series(), len(self.config.domain.validation))[self.node.name]
         self.summary = summary
         seconds = round(self.clock.seconds, 3)
