@@ -140,6 +140,20 @@ def test_as_one_is_as_one_by_one(variant):
             assert values == pytest.approx(two["nodes"][name], rel=1e-6, abs=1e-9)
 
 
+def test_splits_of_a_seed_share_views():
+    changes = [["data.augment=all", f"data.splits={splits}"] for splits in ("independent", "aligned")]
+    alone = [Trainer(federation_of(3, *own, "run.engine=batched")) for own in changes]
+    expected = [outcome(trainer) for trainer in alone]
+    federations = [federation_of(3, *own, "run.engine=batched") for own in changes]
+    together = [Trainer(f, engine=engine) for f, engine in zip(federations, engines_for(federations), strict=True)]
+    for result, want, one, two in zip(run_together(together), expected, together, alone, strict=True):
+        assert_close_results({**result.to_dict(), "seconds": 0.0}, {**want, "seconds": 0.0})
+        for a, b in zip(one.engine.learners, two.engine.learners, strict=True):
+            torch.testing.assert_close(a.parameters, b.parameters, rtol=0, atol=1e-9)
+    matrices = [want["matrix"] for want in expected]
+    assert matrices[0] != matrices[1]
+
+
 def test_models_that_cannot_be_stacked_are_named_with_the_reason(caplog):
     with caplog.at_level(logging.INFO, "fedh2l"):
         engines_for([federation_of(0, *BRANCHING, "run.engine=batched")])

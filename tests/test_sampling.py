@@ -7,6 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,6 +23,7 @@ from fedh2l.sampling import (
     shuffled,
     stream_key,
     torch_seed,
+    word_block,
 )
 
 VECTORS = Path(__file__).parent.parent / "docs" / "protocol.md"
@@ -121,6 +123,16 @@ def test_blocks_beyond_what_is_drawn_at_a_time():
     block = draw_block([50] * 5000, 3, keys)
     for round in (0, 4095, 4096, 4999):
         assert block[round].tolist() == draw_indices(50, 3, "local-batch", 1, "a", round)
+
+
+@pytest.mark.parametrize("count", [1, 5, 63, 64, 200])
+def test_words_of_many_addresses_are_those_of_each(count):
+    keys = [stream_key("public-views", 3, "M20", round) for round in range(7)]
+    block = word_block(keys, count)
+    assert block.shape == (7, count)
+    for round, row in enumerate(block):
+        assert row.tolist() == random_words(count, "public-views", 3, "M20", round).tolist()
+        assert row.tolist() == np.random.Philox(key=keys[round]).random_raw(count).tolist()
 
 
 @pytest.mark.parametrize(("population", "count"), [(1050, 32), (100, 32), (33, 32), (32, 32), (5, 32), (1, 1)])
