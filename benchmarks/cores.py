@@ -5,7 +5,7 @@
 The plain loop (`bare.py`) trains four LeNets one after the other in PyTorch and is timed with 1, 2, 4, … threads
 within an operation, up to the number of cores; its best counts. This project trains them side by side, with one thread
 each, as many as there are cores for, and half of that (`run.threads`); its best counts, too: what is called a core is
-often half of one. Blocks of 25 rounds are interleaved.
+often half of one. Blocks of 25 rounds are interleaved. Neither saves anything.
 Exits with 1 above 1.15 on fewer than 16 cores, or above 0.5 on 16 or more.
 """
 
@@ -41,6 +41,7 @@ def main() -> int:
     trainers = {}
     for each in sorted({1, max(1, cores // NODES // 2), max(1, cores // NODES)}):
         changes = ["run.device=cpu", "run.rounds=1000000", f"run.eval_every={BLOCK}", f"run.threads={each}"]
+        changes.append("run.checkpoint_every=0")
         trainers[f"ours, {each} each"] = (each, Trainer(load_config(None, changes)[0].federation()))
     bare = BareLoop()
     times: dict[str, list[float]] = {}
