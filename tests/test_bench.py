@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_rel
 
-from fedh2l.bench.cells import Cell, Place, all_cells, cells_of, run_cells, takes_part, units
+from fedh2l.bench.cells import Cell, Place, _fingerprint, all_cells, cells_of, run_cells, takes_part, units
 from fedh2l.bench.output import Report
 from fedh2l.bench.statistics import Difference, Summary, t_quantile
 from fedh2l.bench.suite import Row, Suite, TableSpec, scores
@@ -27,6 +27,7 @@ from fedh2l.callbacks import Callback
 from fedh2l.config import load_config
 from fedh2l.data.registry import DATASETS
 from fedh2l.methods.registry import METHODS
+from fedh2l.settings import RunSettings
 from fedh2l.trainer import Interrupted
 
 SMALL = ["--set", "data.per_class=20", "--set", "run.batch_size=8", "--set", "run.eval_every=3", "--device", "cpu"]
@@ -52,6 +53,14 @@ def test_intervals_are_those_of_a_paired_t_test(pairs):
 def test_one_seed_has_neither_spread_nor_interval():
     assert Summary((3.0,)).deviation is None
     assert Difference.of([3.0], [1.0]) == Difference(2.0, None)
+
+
+def test_a_result_by_another_rule_of_selection_is_not_taken_for_one_by_this(monkeypatch, tmp_path):
+    path = Cell("fedh2l", ("run.rounds=3",), 0).path(tmp_path)
+    monkeypatch.setattr(RunSettings, "selection_rule", property(lambda self: "the first that comes"))
+    _fingerprint.cache_clear()
+    assert Cell("fedh2l", ("run.rounds=3",), 0).path(tmp_path) != path
+    _fingerprint.cache_clear()
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -126,7 +135,7 @@ def test_a_bench_and_what_it_leaves(cli, tmp_path):
     markdown = (tmp_path / "out/comparison.md").read_text()
     best = max(("fedh2l", "independent"), key=lambda m: fmean(by_seed(m, "ACC")))
     assert f"**{fmean(by_seed(best, 'ACC')):.2f} ± {stdev(by_seed(best, 'ACC')):.2f}**" in markdown
-    assert "best model on pooled validation ACC, evaluated every 3 rounds" in markdown
+    assert "best model on pooled validation ACC, the latest of equals, evaluated every 3 rounds" in markdown
     assert "`fedh2l bench comparison --rounds 6" in markdown
     assert "| FedH2L | yes | yes | yes | yes | posteriors | 4.4 kB | 26.2 kB |" in markdown
     latex = (tmp_path / "out/comparison.tex").read_text()

@@ -130,6 +130,7 @@ def test_words_of_many_addresses_are_those_of_each(count):
     keys = [stream_key("public-views", 3, "M20", round) for round in range(7)]
     block = word_block(keys, count)
     assert block.shape == (7, count)
+    assert word_block([], count).shape == (0, count)
     for round, row in enumerate(block):
         assert row.tolist() == random_words(count, "public-views", 3, "M20", round).tolist()
         assert row.tolist() == np.random.Philox(key=keys[round]).random_raw(count).tolist()

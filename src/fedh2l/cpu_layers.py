@@ -67,7 +67,7 @@ def _taps(side: int, dtype: torch.dtype) -> Tensor:
 
 
 class LargestOfFour(torch.autograd.Function):
-    """Of `(n, 4, …)`; if several are, the first counts."""
+    """Of `(n, 4, …)`, which are finite; if several are, the first counts."""
 
     @staticmethod
     def forward(ctx: Any, four: Tensor) -> Tensor:

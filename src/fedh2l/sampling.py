@@ -199,7 +199,7 @@ def _philox_words(keys: Sequence[int], count: int) -> Words:
             w0, w1 = np.uint64(_W0 * turn & _MASK), np.uint64(_W1 * turn & _MASK)
             (high0, low0), (high1, low1) = _multiply(x0, _M0), _multiply(x2, _M1)
             x0, x1, x2, x3 = high1 ^ x1 ^ (k0 + w0), low1, high0 ^ x3 ^ (k1 + w1), low0
-    words: Words = np.stack([x0, x1, x2, x3], -1).reshape(len(keys), -1)[:, :count]
+    words: Words = np.stack([x0, x1, x2, x3], -1).reshape(len(keys), 4 * blocks)[:, :count]
     return words
 
 

@@ -73,7 +73,7 @@ class RunSettings(Section):
         """How models were selected, in words, for wherever numbers are shown."""
         if self.selection == "last":
             return "last model"
-        return f"best model on pooled validation ACC, evaluated every {self.eval_every} rounds"
+        return f"best model on pooled validation ACC, the latest of equals, evaluated every {self.eval_every} rounds"
 
     @property
     def compute(self) -> Compute:

@@ -271,7 +271,7 @@ class Trainer:
             "precision or micro_batch": list(self.settings.compute),
             "models": [node.model_name for node in self.federation.nodes],
             "size of models": self.engine.parameter_bytes,
-            "evaluation": [self.settings.eval_every, self.settings.selection, self.settings.average],
+            "evaluation": [self.settings.eval_every, self.settings.selection_rule, self.settings.average],
             "data": [node.domain.digest for node in self.federation.nodes],
         }
 

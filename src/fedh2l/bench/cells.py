@@ -127,7 +127,9 @@ def units(cells: Sequence[Cell], device: str) -> list[list[Cell]]:
 
 @cache
 def _fingerprint(cell: Cell) -> str:
-    return hashlib.sha256(to_toml(cell.config("cpu")).encode()).hexdigest()[:12]
+    """Of its configuration and of the rule by which models are selected: results by another one are not its own."""
+    config = cell.config("cpu")
+    return hashlib.sha256((config.run.selection_rule + to_toml(config)).encode()).hexdigest()[:12]
 
 
 def takes_part(row: Row, table: TableSpec) -> bool:

@@ -151,7 +151,7 @@ class FedMD(Method):
         score = correct_count(node.predict(node.validation.inputs), node.validation.labels)
         memory, present = node.memory, node.shared()
         if "kept" in memory:
-            better = score > memory["score"]
+            better = score >= memory["score"]
             memory["kept"] = torch.where(better.unsqueeze(-1), present, memory["kept"])
             memory["score"] = torch.maximum(score, memory["score"])
         else:
