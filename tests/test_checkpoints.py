@@ -12,6 +12,7 @@ from fedh2l.checkpoints import Checkpoint, CheckpointFolder, pack, unpack
 from fedh2l.clock import CHECKPOINT_SHARE
 from fedh2l.errors import RunError
 from fedh2l.rundir import RunDirectory
+from fedh2l.settings import RunSettings
 from fedh2l.trainer import Interrupted, Trainer
 
 SAMPLE = Checkpoint(5, {"a/x": torch.arange(6.0).view(2, 3), "a/n": torch.tensor(3)}, {"best": {"a": [1, 2]}})
@@ -174,6 +175,16 @@ def test_a_checkpoint_of_another_federation_is_refused(federation, tmp_path):
         reset = ["nodes.0.model_args={}"] if "nodes" in change else []
         with pytest.raises(RunError, match="is of a run with another"):
             Trainer(federation(change, *reset), directory).resume()
+
+
+def test_a_checkpoint_by_another_rule_of_selection_is_refused(federation, tmp_path, monkeypatch):
+    directory = RunDirectory.claim(tmp_path / "run", "x")
+    with pytest.raises(Interrupted):
+        Trainer(federation(), directory, stop=lambda: True).run()
+    assert Trainer(federation(), directory).resume()
+    monkeypatch.setattr(RunSettings, "selection_rule", property(lambda self: "the first that comes"))
+    with pytest.raises(RunError, match="another evaluation"):
+        Trainer(federation(), directory).resume()
 
 
 def test_they_are_as_often_as_asked_for_and_gone_at_the_end(federation, tmp_path):
