@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from fedh2l.cpu_layers import ON_CPU
+from fedh2l.cpu.layers import ON_CPU
 from fedh2l.cuda.optimizers import can_step, step
 from fedh2l.optimizers import OptimizerSettings, State
 from fedh2l.overrides import Instead

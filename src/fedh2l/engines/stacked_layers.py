@@ -89,7 +89,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def convolution_and_pooling(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """`pooled_convolution`, one after the other."""
-    return max_pooling(convolution(x, weight, bias, padding=padding), 2)
+    return F.relu(max_pooling(convolution(x, weight, bias, padding=padding), 2))
 
 
 STACKED: Table = {

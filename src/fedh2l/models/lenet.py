@@ -21,9 +21,7 @@ class LeNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The 84 activations that the last layer reads."""
-        # Pooling before ReLU gives the same values as after it and computes a quarter of them.
-        x = F.relu(pooled(self.conv1, x))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
+        x = pooled(self.conv2, pooled(self.conv1, x)).flatten(1)
         return F.relu(self.hidden2(F.relu(self.hidden1(x))))
 
     def split(self) -> tuple[nn.Module, nn.Module]:
@@ -50,8 +48,7 @@ class LeNetWide(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The 500 activations that the last layer reads."""
-        x = F.relu(pooled(self.conv1, x))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
+        x = pooled(self.conv2, pooled(self.conv1, x)).flatten(1)
         return F.relu(self.hidden(x))
 
     def split(self) -> tuple[nn.Module, nn.Module]:

@@ -1,9 +1,12 @@
 """Layers that PyTorch is slow at on a CPU, done otherwise.
 
-`max_pool2d` looks at one pixel at a time unless channels come last. Taking the maximum of whole rows instead is ten
-times as fast, with the same result bit for bit. A convolution of grey images has little to do at a time, with one
-channel; if it is pooled next, it is done by quarters of the image, with four, and pixels that are compared then lie in
-four blocks: the same but for the order of sums.
+A small convolution that is pooled next is one function in machine code, where there is a compiler: five times as fast,
+and the same but for the order of sums.
+
+Where there is none, `max_pool2d` still looks at one pixel at a time unless channels come last. Taking the maximum of
+whole rows instead is ten times as fast, with the same result bit for bit. A convolution of grey images has little to do
+at a time, with one channel; if it is pooled next, it is done by quarters of the image, with four, and pixels that are
+compared then lie in four blocks.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedh2l.cpu.convolution import PooledConvolution, can_convolve
 from fedh2l.models.pooled import pooled_convolution
 from fedh2l.overrides import Table
 
@@ -27,11 +31,18 @@ def max_pooling(input: Tensor, *arguments: Any, **options: Any) -> Any:
     return F.max_pool2d(input, *arguments, **options)
 
 
+def convolution_and_pooling(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    """`pooled_convolution`, in machine code if it can be."""
+    if can_convolve(x, weight, bias, padding):
+        result: Tensor = PooledConvolution.apply(x, weight, bias, padding)
+        return result
+    return by_quarters(x, weight, bias, padding)
+
+
 def by_quarters(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """`pooled_convolution`."""
+    """`pooled_convolution`, in PyTorch's functions."""
     if not _has_quarters(x, weight, padding):
-        pooled: Tensor = max_pooling(torch.conv2d(x, weight, bias, padding=padding), 2)
-        return pooled
+        return F.relu(max_pooling(torch.conv2d(x, weight, bias, padding=padding), 2))
     outputs, side = len(weight), weight.shape[3]
     half = side // 2 + 1
     kernel = (weight.flatten(1) @ _taps(side, weight.dtype)).view(outputs, 4, 4, half, half).transpose(0, 1)
@@ -40,10 +51,10 @@ def by_quarters(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) ->
     quarters = padded.reshape(count, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3)
     said = torch.conv2d(quarters.reshape(count, 4, height // 2, width // 2), kernel.flatten(0, 1))
     largest: Tensor = LargestOfFour.apply(said.view(count, 4, outputs, *said.shape[2:]))
-    return largest if bias is None else largest + bias.view(-1, 1, 1)
+    return F.relu(largest if bias is None else largest + bias.view(-1, 1, 1))
 
 
-ON_CPU: Table = {F.max_pool2d: max_pooling, pooled_convolution: by_quarters}
+ON_CPU: Table = {F.max_pool2d: max_pooling, pooled_convolution: convolution_and_pooling}
 
 
 def _has_quarters(x: Tensor, weight: Tensor, padding: int) -> bool:

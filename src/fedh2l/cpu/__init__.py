@@ -1,0 +1,1 @@
+"""Other ways to compute on a CPU what PyTorch is slow at."""

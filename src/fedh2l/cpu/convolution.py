@@ -1,0 +1,150 @@
+"""A small convolution, its pooling and ReLU as one function, in machine code (`convolution.c`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import CDLL, c_long, c_void_p
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedh2l.cpu.compiler import library
+from fedh2l.models.pooled import pooled_convolution
+
+T = TypeVar("T")
+
+FEWEST = 16
+"""Images that are worth a thread."""
+MEMORY = 1 << 20
+"""Bytes on a thread's stack that a function may take, about."""
+
+
+class Shape(NamedTuple):
+    """Of images `(channels, height, width)` and square filters, in the names of `convolution.c`."""
+
+    C: int
+    H: int
+    W: int
+    O: int  # noqa: E741
+    K: int
+    P: int
+
+    @property
+    def pooled(self) -> tuple[int, int]:
+        """Height and width of what is left."""
+        return (self.H + 2 * self.P - self.K + 1) // 2, (self.W + 2 * self.P - self.K + 1) // 2
+
+    @property
+    def suits(self) -> bool:
+        """Whether there is something left, and few enough channels that libraries have nothing to gain."""
+        image = self.C * (self.H + 2 * self.P) * (self.W + 2 * self.P)
+        filters = 3 * self.O * (self.K + 2) * ((self.K + 1) * self.C + 16)
+        return min(self.pooled) > 0 and self.C <= 32 and self.O <= 64 and 4 * (10 * image + filters) <= MEMORY
+
+
+def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> bool:
+    """Whether `PooledConvolution` is for these; the first time, it is compiled."""
+    plain = x.dim() == 4 and x.is_cpu and x.numel() > 0 and weight.shape[2] == weight.shape[3]
+    same = all(each.dtype == torch.float32 and each.is_cpu for each in (x, weight, bias) if each is not None)
+    return plain and same and _functions(_shape(x, weight, padding)) is not None
+
+
+def _shape(x: Tensor, weight: Tensor, padding: int) -> Shape:
+    channels, height, width = x.shape[1:]
+    return Shape(channels, height, width, len(weight), weight.shape[3], padding)
+
+
+@cache
+def _functions(shape: Shape) -> CDLL | None:
+    return library("convolution.c", shape._asdict()) if shape.suits else None
+
+
+class PooledConvolution(torch.autograd.Function):
+    """`pooled_convolution`, of images `(n, channels, height, width)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+        """Channels come last in memory, here and in what is returned."""
+        images, filters, shape = _laid_out(x), weight.contiguous(), _shape(x, weight, padding)
+        start = None if bias is None else bias.contiguous()
+        said = torch.empty(len(x), shape.O, *shape.pooled, dtype=x.dtype, memory_format=torch.channels_last)
+        where = torch.empty(len(x), *shape.pooled, shape.O, dtype=torch.uint8)
+        call = _library(shape).forward
+
+        def part(first: int, last: int) -> None:
+            results = (_at(said, first), _at(where, first))
+            call(_at(images, first), _at(filters), _at(start), *results, c_long(last - first))
+
+        _in_parts(len(x), part)
+        ctx.save_for_backward(x, weight, bias, where)
+        ctx.shape = shape
+        return said
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+        """By PyTorch where the gradient's own gradient may be asked for."""
+        x, weight, bias, where = ctx.saved_tensors
+        shape, wanted = ctx.shape, ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return *_differentiable(x, weight, bias, shape.P, above, wanted), None
+        images, above, filters = _laid_out(x), _laid_out(above), weight.contiguous()
+        to_x = torch.empty_like(images) if wanted[0] else None
+        call = _library(shape).backward
+
+        def part(first: int, last: int) -> tuple[Tensor, Tensor]:
+            to_weight, to_bias = torch.empty_like(filters), x.new_empty(shape.O)
+            given = (_at(above, first), _at(where, first), _at(to_x, first))
+            call(_at(images, first), _at(filters), *given, _at(to_weight), _at(to_bias), c_long(last - first))
+            return to_weight, to_bias
+
+        (to_weight, to_bias), *others = _in_parts(len(x), part)
+        for more_weight, more_bias in others:
+            to_weight += more_weight
+            to_bias += more_bias
+        return to_x, to_weight, to_bias if bias is not None else None, None
+
+
+def _differentiable(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, above: Tensor, wanted: tuple[bool, ...]
+) -> list[Tensor | None]:
+    inputs = [each for each, asked in zip((x, weight, bias), wanted, strict=False) if asked and each is not None]
+    said = pooled_convolution(x, weight, bias, padding)
+    found = iter(torch.autograd.grad(said, inputs, above, create_graph=True))
+    return [next(found) if asked else None for asked in wanted[:3]]
+
+
+def _laid_out(images: Tensor) -> Tensor:
+    """With channels last in memory."""
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _library(shape: Shape) -> CDLL:
+    functions = _functions(shape)
+    assert functions is not None
+    return functions
+
+
+def _at(tensor: Tensor | None, row: int = 0) -> c_void_p:
+    """Where a row of a tensor is, whose rows lie one after the other."""
+    if tensor is None:
+        return c_void_p(None)
+    return c_void_p(tensor.data_ptr() + row * tensor.stride(0) * tensor.element_size())
+
+
+def _in_parts(rows: int, action: Callable[[int, int], T]) -> list[T]:
+    """What the action gives for each part of some rows; there are as many as an operation may have threads."""
+    parts = max(1, min(torch.get_num_threads(), rows // FEWEST))
+    bounds = [rows * part // parts for part in range(parts + 1)]
+    if parts == 1:
+        return [action(0, rows)]
+    return list(_pool(os.getpid()).map(action, bounds[:-1], bounds[1:]))
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Threads of this process; one that was split off from it has none of them."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fedh2l-part")

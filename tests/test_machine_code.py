@@ -1,0 +1,205 @@
+"""A convolution, its pooling and ReLU in machine code: the same as PyTorch's, with a compiler and without."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedh2l.cpu.compiler import library
+from fedh2l.cpu.convolution import PooledConvolution, Shape, can_convolve
+from fedh2l.cpu.layers import ON_CPU
+from fedh2l.models.pooled import pooled
+from fedh2l.overrides import Instead
+
+LENET = Shape(1, 28, 28, 6, 5, 2)
+needs_compiler = pytest.mark.skipif(library("convolution.c", LENET._asdict()) is None, reason="there is no C compiler")
+
+SHAPES = {
+    "LeNet's first": (40, LENET),
+    "LeNet's second": (40, Shape(6, 14, 14, 16, 5, 0)),
+    "the wide LeNet's first": (9, Shape(1, 28, 28, 20, 5, 0)),
+    "the wide LeNet's second": (9, Shape(20, 12, 12, 50, 5, 0)),
+    "photographs, not square": (3, Shape(3, 32, 24, 12, 3, 1)),
+    "odd sizes": (2, Shape(2, 9, 11, 3, 3, 0)),
+    "an even window": (2, Shape(1, 9, 9, 2, 4, 1)),
+    "a window of one pixel": (5, Shape(3, 4, 4, 64, 1, 0)),
+    "as large as it may be": (2, Shape(16, 8, 8, 64, 5, 2)),
+    "one pixel left": (1, Shape(4, 4, 4, 9, 3, 0)),
+}
+
+
+def case(count: int, shape: Shape, *, bias: bool = True) -> tuple[torch.Tensor, nn.Conv2d]:
+    generator = torch.Generator().manual_seed(count)
+    torch.manual_seed(count)
+    x = torch.randn(count, shape.C, shape.H, shape.W, generator=generator)
+    x[:, :, : shape.H // 2] = 0  # where several pixels are the largest
+    return x.requires_grad_(), nn.Conv2d(shape.C, shape.O, shape.K, padding=shape.P, bias=bias)
+
+
+def by_pytorch(layer: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.max_pool2d(layer(x), 2))
+
+
+@needs_compiler
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", SHAPES)
+def test_values_and_gradients_are_those_of_pytorch(name, bias):
+    count, shape = SHAPES[name]
+    x, layer = case(count, shape, bias=bias)
+    ours = PooledConvolution.apply(x, layer.weight, layer.bias, shape.P)
+    theirs = by_pytorch(layer, x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    above = torch.randn(theirs.shape)
+    wanted = [x, *layer.parameters()]
+    for mine, other in zip(*(torch.autograd.grad(said, wanted, above) for said in (ours, theirs)), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+def test_images_and_filters_may_lie_in_memory_in_any_way():
+    x, layer = case(*SHAPES["LeNet's second"])
+    usual = PooledConvolution.apply(x, layer.weight, layer.bias, 0)
+    every_other = torch.stack([x, x], 1).flatten(0, 1)[::2]
+    turned = layer.weight.transpose(2, 3).contiguous().transpose(2, 3)
+    for images in (every_other, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).clone().mT):
+        assert torch.equal(PooledConvolution.apply(images, turned, layer.bias, 0), usual)
+
+
+@needs_compiler
+def test_threads_share_the_images():
+    x, layer = case(100, LENET)
+    above = torch.randn(100, 6, 14, 14)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            said = PooledConvolution.apply(x, layer.weight, layer.bias, 2)
+            found.append((said, *torch.autograd.grad(said, [x, *layer.parameters()], above)))
+    finally:
+        torch.set_num_threads(before)
+    (said, to_x, *rest), (again, to_x_again, *rest_again) = found
+    assert torch.equal(said, again)
+    assert torch.equal(to_x, to_x_again)
+    for one, other in zip(rest, rest_again, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+
+
+@needs_compiler
+def test_second_derivatives():
+    x, layer = case(4, Shape(2, 8, 8, 3, 3, 1))
+    penalties = []
+    for said in (PooledConvolution.apply(x, layer.weight, layer.bias, 1), by_pytorch(layer, x)):
+        (slope,) = torch.autograd.grad(said.square().sum(), x, create_graph=True)
+        penalties.append(torch.autograd.grad(slope.square().sum(), layer.weight)[0])
+    torch.testing.assert_close(*penalties, rtol=1e-4, atol=1e-3)
+
+
+@needs_compiler
+def test_what_is_no_number_is_not_hidden():
+    """A run that falls apart must be seen to."""
+    x, layer = case(2, LENET)
+    with torch.no_grad():
+        layer.weight[3] = float("nan")
+    said = PooledConvolution.apply(x, layer.weight, layer.bias, 2)
+    assert said[:, 3].isnan().all()
+    assert not said[:, :3].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(1, 2, 3, dtype=torch.float64), (2, 1, 8, 8)),
+        (nn.Conv2d(64, 64, 3), (2, 64, 8, 8)),
+        (nn.Conv2d(1, 2, (3, 5)), (2, 1, 8, 8)),
+        (nn.Conv2d(3, 8, 3), (1, 3, 224, 224)),
+        (nn.Conv2d(1, 2, 3), (0, 1, 8, 8)),
+        (nn.Conv2d(1, 2, 3), (1, 8, 8)),
+    ],
+)
+def test_what_it_is_not_for(layer, shape):
+    x = torch.randn(shape, dtype=layer.weight.dtype)
+    assert not can_convolve(x, layer.weight, layer.bias, 0)
+    with Instead(ON_CPU):
+        torch.testing.assert_close(pooled(layer, x), by_pytorch(layer, x))
+
+
+def answer(**environment: str) -> tuple[bool, float]:
+    """Whether a LeNet in a new process uses machine code, and what it says."""
+    program = """
+import torch
+from fedh2l.cpu.convolution import Shape, _functions
+from fedh2l.models.lenet import LeNet
+from fedh2l.network import Network
+from fedh2l.optimizers import OptimizerSettings
+torch.manual_seed(0)
+said = Network(LeNet(), OptimizerSettings()).logits(torch.randn(3, 1, 28, 28))
+print(_functions(Shape(1, 28, 28, 6, 5, 2)) is not None, float(said.square().sum()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    used, value = done.stdout.split()
+    return used == "True", float(value)
+
+
+def counting(folder: Path) -> tuple[str, Path]:
+    """A compiler that notes each time that it compiles, and where it does."""
+    notes, script = folder / "notes", folder / "cc"
+    script.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo compiled >> {notes}\nexec cc "$@"\n')
+    script.chmod(0o755)
+    notes.touch()
+    return str(script), notes
+
+
+@needs_compiler
+def test_without_a_compiler_pytorch_does_the_work(tmp_path):
+    with_one = answer(XDG_CACHE_HOME=str(tmp_path))
+    assert with_one[0]
+    for compiler in ("", "no-such-compiler", "false", "python3 -c 'import sys; sys.exit(len(sys.argv) > 2)'"):
+        used, value = answer(FEDH2L_CC=compiler, XDG_CACHE_HOME=str(tmp_path / "other"))
+        assert not used
+        assert value == pytest.approx(with_one[1], rel=1e-5)
+
+
+@needs_compiler
+def test_what_was_compiled_is_used_again(tmp_path):
+    compiler, notes = counting(tmp_path)
+    first = answer(FEDH2L_CC=compiler, XDG_CACHE_HOME=str(tmp_path))
+    compiled = notes.read_text()
+    assert compiled
+    assert answer(FEDH2L_CC=compiler, XDG_CACHE_HOME=str(tmp_path)) == first == (True, first[1])
+    assert notes.read_text() == compiled
+    kept = tmp_path / "fedh2l"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+    assert {path.suffix for path in kept.iterdir()} == {".so"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path, mode):
+    """Whoever can write there could have any code run."""
+    folder = tmp_path / "fedh2l"
+    folder.mkdir()
+    folder.chmod(mode)
+    used, _ = answer(XDG_CACHE_HOME=str(tmp_path))
+    assert used
+    assert not list(folder.iterdir())
+
+
+@needs_compiler
+def test_processes_that_start_at_once(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: answer(XDG_CACHE_HOME=str(tmp_path)), range(3)))
+    assert len(set(answers)) == 1
+    assert answers[0][0]
