@@ -132,3 +132,23 @@ def test_bad_idx_files_are_named(tmp_path):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(whole[:-5])
     with pytest.raises(DataError, match="cut short"):
         RotatedMNIST(root=str(tmp_path)).domains(0)
+
+
+@pytest.mark.parametrize("splits", ["aligned", "independent"])
+def test_digits_that_are_in_no_domain_can_be_tested_on(splits):
+    usual, other = (RotatedMNIST(splits=splits, tests=tests).domains(seed=3) for tests in ("split", "rest"))
+    images, labels = embedded_digits()
+    for before, domain in zip(usual, other, strict=True):
+        for part in ("private", "public", "validation"):
+            assert torch.equal(getattr(domain, part).inputs, getattr(before, part).inputs)
+        assert len(domain.test) == len(labels) - 1000
+    upright = other[0]  # not turned: its digits can be looked up
+    parts = [getattr(before, part) for before in usual[:1] for part in ("private", "public", "validation", "test")]
+    found = {tuple((image * 255).round().int().flatten().tolist()) for part in parts for image in part.inputs}
+    tested = {tuple((image * 255).round().int().flatten().tolist()) for image in upright.test.inputs}
+    everything = {tuple(image.flatten().tolist()) for image in images.astype(int)}
+    assert tested | found == everything
+    assert len(tested & found) <= 5000 - len(everything)  # nothing but digits that are there twice
+    assert torch.equal(other[2].test.inputs, rotate_clockwise(upright.test.inputs, 40))
+    with pytest.raises(DataError, match=r"data\.tests = 'rest', but data\.per_class = 500"):
+        RotatedMNIST(tests="rest", per_class=500).domains(seed=3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedh2l.bench.image_suites import IMAGE_SUITES, image_suite
-from fedh2l.bench.plus_suites import frontier, gain, levers, plus
+from fedh2l.bench.plus_suites import frontier, gain, levers, plus, plus_rest
 from fedh2l.bench.suite import Row, Scores, Suite, TableSpec, scores
 
 ALPHAS = {
@@ -123,7 +123,7 @@ SUITES = {
     suite.name: suite
     for suite in (
         *(_rotated_mnist(), _ablation(), _interval(), _heterogeneous(), _comparison()),
-        *(plus(), gain(), levers(), frontier()),
+        *(plus(), plus_rest(), gain(), levers(), frontier()),
         *(image_suite(name) for name in IMAGE_SUITES),
     )
 }
