@@ -13,14 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedh2l.cpu import optimizers, projection
 from fedh2l.cpu.compiler import library
 from fedh2l.cpu.convolution import PooledConvolution, Shape, can_convolve
 from fedh2l.cpu.layers import ON_CPU
 from fedh2l.models.pooled import pooled
+from fedh2l.optimizers import OptimizerSettings
 from fedh2l.overrides import Instead
 
 LENET = Shape(1, 28, 28, 6, 5, 2)
-needs_compiler = pytest.mark.skipif(library("convolution.c", LENET._asdict()) is None, reason="there is no C compiler")
+needs_compiler = pytest.mark.skipif(
+    library("convolution.c", **LENET._asdict()) is None, reason="there is no C compiler"
+)
 
 SHAPES = {
     "LeNet's first": (40, LENET),
@@ -130,6 +134,67 @@ def test_what_it_is_not_for(layer, shape):
     assert not can_convolve(x, layer.weight, layer.bias, 0)
     with Instead(ON_CPU):
         torch.testing.assert_close(pooled(layer, x), by_pytorch(layer, x))
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 7, 1003, 300_000])
+@pytest.mark.parametrize("name", ["adam", "amsgrad"])
+def test_steps_of_the_optimiser(name, size):
+    settings = OptimizerSettings(name=name, weight_decay=0.1)
+    vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    other, state, others = vector.clone(), settings.initial_state(vector), settings.initial_state(vector)
+    for step in range(10):
+        gradient = torch.randn(size, generator=torch.Generator().manual_seed(step)) / (1 + step)
+        assert optimizers.can_step(settings, vector, gradient)
+        optimizers.step(settings, vector, gradient, state, 1e-2)
+        settings.step(other, gradient, others, 1e-2)
+    torch.testing.assert_close(vector, other, rtol=1e-5, atol=1e-6)
+    for key in state:
+        torch.testing.assert_close(state[key], others[key], rtol=1e-5, atol=1e-7)
+
+
+@needs_compiler
+def test_a_step_does_not_hide_what_is_no_number():
+    settings = OptimizerSettings()
+    vector, gradient = torch.ones(20), torch.ones(20)
+    state = settings.initial_state(vector)
+    gradient[3] = float("nan")
+    optimizers.step(settings, vector, gradient, state, 1e-2)
+    gradient[3] = 1
+    optimizers.step(settings, vector, gradient, state, 1e-2)
+    assert vector.isnan().nonzero().flatten().tolist() == [3]
+    assert state["largest"][3].isnan()
+
+
+@needs_compiler
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", [1, 15, 16, 61_706])
+def test_inner_products_and_the_projection(size, sign):
+    a = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    b = sign * a + 0.5 * torch.randn(size, generator=torch.Generator().manual_seed(size + 1))
+    wide_a, wide_b = a.double(), b.double()
+    assert projection.can_project(a, b)
+    inner, first, second, conflict, angle = projection.related(a, b)
+    products = torch.stack([wide_a @ wide_b, wide_a @ wide_a, wide_b @ wide_b])
+    torch.testing.assert_close(torch.stack([inner, first, second]), products, rtol=1e-12, atol=1e-12)
+    cosine = (products[0] / (products[1] * products[2]).sqrt()).clamp(-1, 1)
+    torch.testing.assert_close(angle, torch.rad2deg(torch.acos(cosine)), rtol=1e-9, atol=1e-5)
+    assert bool(conflict) == bool(products[0] < 0)
+    v = (-products[0]).clamp_min(0) / products[2]
+    torch.testing.assert_close(projection.moved(a, b, inner, second), (wide_a + v * wide_b).float())
+
+
+@needs_compiler
+def test_vectors_that_are_left_to_pytorch():
+    settings, vector = OptimizerSettings(), torch.ones(6)
+    assert not optimizers.can_step(OptimizerSettings(name="sgd"), vector, vector)
+    for other in (torch.ones(2, 3), torch.ones(6, dtype=torch.float64), torch.ones(6, device="meta")):
+        assert not optimizers.can_step(settings, other, other)
+        assert not projection.can_project(other, other)
+    assert not projection.can_project(vector, torch.ones(7))
+    every_other = torch.arange(12.0)[::2]  # gradients may lie in memory in any way, parameters must not
+    assert not optimizers.can_step(settings, every_other, vector)
+    assert float(projection.related(every_other, vector)[0]) == 30
 
 
 def answer(**environment: str) -> tuple[bool, float]:

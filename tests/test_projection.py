@@ -142,9 +142,10 @@ def test_reports_the_angle():
     assert result.conflict.item() == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("function", [project, pcgrad, unprojected])
-def test_stacked_nodes_give_what_single_ones_do(function):
-    pub, loc = torch.randn(2, 5, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+def test_stacked_nodes_give_what_single_ones_do(function, dtype):
+    pub, loc = torch.randn(2, 5, 40, dtype=dtype, generator=torch.Generator().manual_seed(3))
     single = torch.stack([function(p, q).gradient for p, q in zip(pub, loc, strict=True)])
     torch.testing.assert_close(function(pub, loc).gradient, single)
     torch.testing.assert_close(torch.func.vmap(function)(pub, loc).gradient, single)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from fedh2l.cpu import optimizers as on_cpu
 from fedh2l.cpu.layers import ON_CPU
-from fedh2l.cuda.optimizers import can_step, step
+from fedh2l.cuda import optimizers as on_cuda
 from fedh2l.optimizers import OptimizerSettings, State
 from fedh2l.overrides import Instead
 from fedh2l.parameters import FlatParameters
@@ -177,10 +178,11 @@ class Network:
         self._update(gradient, self.optimizer_states[key], pace * self.optimizer.rate(phase))
 
     def _update(self, gradient: Tensor, state: State, rate: float) -> None:
-        if can_step(self.optimizer, self.parameters, gradient):
-            step(self.optimizer, self.parameters, gradient, state, rate)
-        else:
-            self.optimizer.step(self.parameters, gradient, state, rate)
+        for own in (on_cpu, on_cuda):
+            if own.can_step(self.optimizer, self.parameters, gradient):
+                own.step(self.optimizer, self.parameters, gradient, state, rate)
+                return
+        self.optimizer.step(self.parameters, gradient, state, rate)
 
     def shared(self) -> Tensor:
         """What parameter averaging exchanges, as a new vector: trained parameters, then floating-point buffers."""

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedh2l.cuda.projection import can_project, moved, related
+from fedh2l.cpu import projection as on_cpu
+from fedh2l.cuda import projection as on_cuda
 from fedh2l.parameters import blocks
 
 
@@ -33,8 +34,9 @@ class Projection(NamedTuple):
 def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
     """g̃ of eq. (8): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
     relation = _Relation.of(g_pub, g_loc)
-    if can_project(g_pub, g_loc):
-        return relation.projection(moved(g_pub, g_loc, relation.inner, relation.local))
+    for own in (on_cpu, on_cuda):
+        if own.can_project(g_pub, g_loc):
+            return relation.projection(own.moved(g_pub, g_loc, relation.inner, relation.local))
     v = relation.v(relation.local)
     return relation.projection(_whole([p + (v * loc.double()).to(p.dtype) for p, loc in blocks(g_pub, g_loc)]))
 
@@ -68,8 +70,9 @@ class _Relation(NamedTuple):
 
     @staticmethod
     def of(g_pub: Tensor, g_loc: Tensor) -> _Relation:
-        if can_project(g_pub, g_loc):
-            return _Relation(*related(g_pub, g_loc))
+        for own in (on_cpu, on_cuda):
+            if own.can_project(g_pub, g_loc):
+                return _Relation(*own.related(g_pub, g_loc))
         sums: list[Tensor] = []
         for pub, loc in blocks(g_pub, g_loc):
             pub, loc = pub.double(), loc.double()

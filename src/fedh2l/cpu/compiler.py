@@ -15,11 +15,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 log = logging.getLogger("fedh2l")
 
@@ -29,51 +32,51 @@ OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-mat
 PATIENCE = 120
 """Seconds that a compiler is given."""
 
-_libraries: dict[tuple[str, ...], ctypes.CDLL | None] = {}
-_one_at_a_time = threading.Lock()
 
-
-def library(file: str, constants: Mapping[str, int]) -> ctypes.CDLL | None:
+def library(file: str, **constants: int) -> ctypes.CDLL | None:
     """The functions of a file, compiled with `constants`; they run without Python's lock. None: they cannot be had."""
-    key = (file, *(f"-D{name}={value}" for name, value in constants.items()))
-    if key not in _libraries:
-        with _one_at_a_time:
-            if key not in _libraries:
-                _libraries[key] = _loaded(*key)
-    return _libraries[key]
+    return _library(file, tuple(constants.items()))
 
 
-def _loaded(file: str, *definitions: str) -> ctypes.CDLL | None:
+def call(function: Callable[..., Any], *values: Tensor | float | None) -> None:
+    """Calls a function in C with addresses of tensors, which live until it has returned, `long`, `double` and null."""
+    function(*(_passed(value) for value in values))
+
+
+def _passed(value: Tensor | float | None) -> Any:
+    if value is None or isinstance(value, Tensor):
+        return ctypes.c_void_p(None if value is None else value.data_ptr())
+    return ctypes.c_long(value) if isinstance(value, int) else ctypes.c_double(value)
+
+
+@cache
+def _library(file: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL | None:
     compiler = _compiler()
     if compiler is None:
         return None
     command, version = compiler
     source = (files("fedh2l.cpu") / file).read_text()
+    definitions = [f"-D{name}={value}" for name, value in constants]
     described = "\0".join([source, *command, version, *OPTIONS, *definitions, _processor()])
     name = f"{Path(file).stem}-{hashlib.sha256(described.encode()).hexdigest()[:32]}.so"
     try:
-        folder = _cache()
-        if folder is not None:
-            path = folder / name
-            if not path.exists():
-                _compile(command, source, definitions, path)
-            return ctypes.CDLL(str(path))
-        with tempfile.TemporaryDirectory(prefix="fedh2l-") as own:
-            path = Path(own) / name
-            _compile(command, source, definitions, path)
-            return ctypes.CDLL(str(path))  # it stays in memory when its file is gone
+        with ExitStack() as stack:
+            folder = _cache() or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedh2l-")))
+            if not (folder / name).exists():
+                _compile([*command, *OPTIONS, *definitions], source, folder / name)
+            return ctypes.CDLL(str(folder / name))  # it stays in memory when its file is gone
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         log.info("without functions of its own for this processor: %s", (said.strip().splitlines() or ["?"])[0])
         return None
 
 
-def _compile(command: list[str], source: str, definitions: tuple[str, ...], path: Path) -> None:
-    """Leaves a whole file or none, however many processes do this at once."""
+def _compile(command: list[str], source: str, path: Path) -> None:
+    """Leaves a whole file or none, however many threads and processes do this at once."""
     handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
     try:
-        arguments = [*command, *OPTIONS, *definitions, "-x", "c", "-", "-o", unfinished]
+        arguments = [*command, "-x", "c", "-", "-o", unfinished, "-lm"]
         subprocess.run(arguments, input=source, text=True, capture_output=True, check=True, timeout=PATIENCE)
         os.replace(unfinished, path)
     except BaseException:

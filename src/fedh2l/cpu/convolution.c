@@ -23,7 +23,7 @@
 #define UP(a, b) (((a) + (b) - 1) / (b))
 #define UNROLL _Pragma("GCC unroll 32")
 
-#define VECTOR(type, lanes) __attribute__((vector_size(4 * (lanes)), aligned(4))) type
+#define VECTOR(type, lanes) __attribute__((vector_size(4 * (lanes)), aligned(4), may_alias)) type
 #define BEYOND LANES /* rows are read in whole vectors, so up to so many numbers behind the last one */
 
 static void with_border(const float *image, float *padded) {

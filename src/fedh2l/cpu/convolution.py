@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import CDLL, c_long, c_void_p
+from ctypes import CDLL
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedh2l.cpu.compiler import library
+from fedh2l.cpu.compiler import call, library
 from fedh2l.models.pooled import pooled_convolution
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def _shape(x: Tensor, weight: Tensor, padding: int) -> Shape:
 
 @cache
 def _functions(shape: Shape) -> CDLL | None:
-    return library("convolution.c", shape._asdict()) if shape.suits else None
+    return library("convolution.c", **shape._asdict()) if shape.suits else None
 
 
 class PooledConvolution(torch.autograd.Function):
@@ -73,11 +73,10 @@ class PooledConvolution(torch.autograd.Function):
         start = None if bias is None else bias.contiguous()
         said = torch.empty(len(x), shape.O, *shape.pooled, dtype=x.dtype, memory_format=torch.channels_last)
         where = torch.empty(len(x), *shape.pooled, shape.O, dtype=torch.uint8)
-        call = _library(shape).forward
+        forward = _library(shape).forward
 
-        def part(first: int, last: int) -> None:
-            results = (_at(said, first), _at(where, first))
-            call(_at(images, first), _at(filters), _at(start), *results, c_long(last - first))
+        def part(rows: slice) -> None:
+            call(forward, images[rows], filters, start, said[rows], where[rows], rows.stop - rows.start)
 
         _in_parts(len(x), part)
         ctx.save_for_backward(x, weight, bias, where)
@@ -93,12 +92,13 @@ class PooledConvolution(torch.autograd.Function):
             return *_differentiable(x, weight, bias, shape.P, above, wanted), None
         images, above, filters = _laid_out(x), _laid_out(above), weight.contiguous()
         to_x = torch.empty_like(images) if wanted[0] else None
-        call = _library(shape).backward
+        backward = _library(shape).backward
 
-        def part(first: int, last: int) -> tuple[Tensor, Tensor]:
+        def part(rows: slice) -> tuple[Tensor, Tensor]:
             to_weight, to_bias = torch.empty_like(filters), x.new_empty(shape.O)
-            given = (_at(above, first), _at(where, first), _at(to_x, first))
-            call(_at(images, first), _at(filters), *given, _at(to_weight), _at(to_bias), c_long(last - first))
+            given = (images[rows], filters, above[rows], where[rows])
+            results = (None if to_x is None else to_x[rows], to_weight, to_bias)
+            call(backward, *given, *results, rows.stop - rows.start)
             return to_weight, to_bias
 
         (to_weight, to_bias), *others = _in_parts(len(x), part)
@@ -128,20 +128,11 @@ def _library(shape: Shape) -> CDLL:
     return functions
 
 
-def _at(tensor: Tensor | None, row: int = 0) -> c_void_p:
-    """Where a row of a tensor is, whose rows lie one after the other."""
-    if tensor is None:
-        return c_void_p(None)
-    return c_void_p(tensor.data_ptr() + row * tensor.stride(0) * tensor.element_size())
-
-
-def _in_parts(rows: int, action: Callable[[int, int], T]) -> list[T]:
+def _in_parts(rows: int, action: Callable[[slice], T]) -> list[T]:
     """What the action gives for each part of some rows; there are as many as an operation may have threads."""
     parts = max(1, min(torch.get_num_threads(), rows // FEWEST))
-    bounds = [rows * part // parts for part in range(parts + 1)]
-    if parts == 1:
-        return [action(0, rows)]
-    return list(_pool(os.getpid()).map(action, bounds[:-1], bounds[1:]))
+    slices = [slice(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
+    return [action(slices[0])] if parts == 1 else list(_pool(os.getpid()).map(action, slices))
 
 
 @cache

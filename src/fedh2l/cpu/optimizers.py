@@ -1,0 +1,25 @@
+"""A step of the optimiser in one pass through a model, instead of ten (`adam.c`)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedh2l.cpu.compiler import call, library
+from fedh2l.cpu.vectors import can_take
+from fedh2l.optimizers import BETA1, BETA2, EPSILON, OptimizerSettings, State
+
+
+def can_step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor) -> bool:
+    """Whether there is a function for this update rule and these parameters and gradients `(parameters,)`."""
+    known = settings.name in ("adam", "amsgrad") and can_take(parameters, gradient) and parameters.is_contiguous()
+    return known and library("adam.c") is not None
+
+
+def step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
+    """As `OptimizerSettings.step`."""
+    functions = library("adam.c")
+    assert functions is not None
+    state["steps"] += 1
+    tensors = (parameters, gradient.contiguous(), state["mean"], state["square"], state.get("largest"), state["steps"])
+    numbers = (float(rate), settings.weight_decay, BETA1, BETA2, EPSILON)
+    call(functions.adam, *tensors, len(parameters), *numbers)

@@ -1,0 +1,34 @@
+"""What the projection computes of two gradients, in one pass through them and with no copy in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedh2l.cpu.compiler import call, library
+from fedh2l.cpu.vectors import can_take
+
+TINY = torch.finfo(torch.float64).tiny
+
+
+def can_project(a: Tensor, b: Tensor) -> bool:
+    """Whether there are functions for these gradients `(parameters,)`."""
+    return can_take(a, b) and library("projection.c") is not None
+
+
+def related(a: Tensor, b: Tensor) -> list[Tensor]:
+    """⟨a, b⟩, ⟨a, a⟩, ⟨b, b⟩, whether the first is below 0, and the angle in degrees, `()` each, in float64."""
+    functions = library("projection.c")
+    assert functions is not None
+    results = torch.empty(5, dtype=torch.float64)
+    call(functions.related, a.contiguous(), b.contiguous(), results, len(a), TINY)
+    return list(results.unbind())
+
+
+def moved(a: Tensor, b: Tensor, inner: Tensor, square: Tensor) -> Tensor:
+    """`a + v · b`, with v = max(0, −inner / square), in float64."""
+    functions = library("projection.c")
+    assert functions is not None
+    result = torch.empty_like(a)
+    call(functions.moved, a.contiguous(), b.contiguous(), inner, square, result, len(a), TINY)
+    return result
