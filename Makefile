@@ -1,8 +1,10 @@
 # make demo   trains four LeNets on M0, M20, M40 and M60 and shows how each does on everybody's digits
 # make test   runs everything not marked slow; make test-all runs everything
-# Both set up .venv by themselves. PYTHON chooses the interpreter (3.11 or newer).
+# Both set up .venv by themselves. PYTHON chooses the interpreter (3.11 or newer), WORKERS how many files of tests run
+# at a time.
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -12,10 +14,10 @@ demo: $(VENV)/.core
 	$(BIN)/fedh2l run --rounds 500
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow"
 
 test-all: $(VENV)/.test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
