@@ -136,6 +136,13 @@ def test_what_it_is_not_for(layer, shape):
         torch.testing.assert_close(pooled(layer, x), by_pytorch(layer, x))
 
 
+@pytest.mark.parametrize("channels", [2, 4])
+def test_images_of_another_depth_are_refused_as_ever(channels):
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, channels, 8, 8)
+    with Instead(ON_CPU), pytest.raises(RuntimeError, match="channels"):
+        pooled(layer, x)
+
+
 @needs_compiler
 @pytest.mark.parametrize("size", [1, 7, 1003, 300_000])
 @pytest.mark.parametrize("name", ["adam", "amsgrad"])

@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
 def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> bool:
     """Whether `PooledConvolution` is for these; the first time, it is compiled."""
-    plain = x.dim() == 4 and x.is_cpu and x.numel() > 0 and weight.shape[2] == weight.shape[3]
+    plain = x.dim() == 4 and x.numel() > 0 and weight.shape[1:] == (x.shape[1], weight.shape[3], weight.shape[3])
     same = all(each.dtype == torch.float32 and each.is_cpu for each in (x, weight, bias) if each is not None)
     return plain and same and _functions(_shape(x, weight, padding)) is not None
 
