@@ -146,9 +146,9 @@ def test_a_step(name, shape):
     ours = torch.randn(shape, dtype=torch.float64, device="cuda")
     theirs = ours.clone()
     states = [settings.initial_state(ours) for _ in range(2)]
-    assert can_step(settings, ours, theirs)
-    assert not can_step(settings, ours, theirs.float())
-    assert not can_step(settings, ours, theirs.cpu())
+    assert can_step(settings, ours, theirs, {})
+    assert not can_step(settings, ours, theirs.float(), {})
+    assert not can_step(settings, ours, theirs.cpu(), {})
     for _ in range(5):
         gradient = torch.randn_like(ours)
         step(settings, ours, gradient, states[0], 0.01)

@@ -6,20 +6,24 @@ import os
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedh2l.cpu import optimizers, projection
+from fedh2l.cpu import compiler, optimizers, projection
 from fedh2l.cpu.compiler import library
 from fedh2l.cpu.convolution import PooledConvolution, Shape, can_convolve
 from fedh2l.cpu.layers import ON_CPU
 from fedh2l.models.pooled import pooled
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.overrides import Instead
+from fedh2l.projection import project
 
 LENET = Shape(1, 28, 28, 6, 5, 2)
 needs_compiler = pytest.mark.skipif(
@@ -116,6 +120,11 @@ def test_what_is_no_number_is_not_hidden():
     said = PooledConvolution.apply(x, layer.weight, layer.bias, 2)
     assert said[:, 3].isnan().all()
     assert not said[:, :3].isnan().any()
+    x, layer = case(2, LENET)
+    with torch.no_grad():
+        x[0, 0, 5, 6] = float("nan")
+    said = PooledConvolution.apply(x, layer.weight, layer.bias, 2)
+    assert torch.equal(said.isnan(), by_pytorch(layer, x).isnan())
 
 
 @pytest.mark.parametrize(
@@ -136,11 +145,28 @@ def test_what_it_is_not_for(layer, shape):
         torch.testing.assert_close(pooled(layer, x), by_pytorch(layer, x))
 
 
-@pytest.mark.parametrize("channels", [2, 4])
-def test_images_of_another_depth_are_refused_as_ever(channels):
-    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, channels, 8, 8)
-    with Instead(ON_CPU), pytest.raises(RuntimeError, match="channels"):
+@pytest.mark.parametrize("fault", ["shallow", "deep", "bias", "padding"])
+def test_what_does_not_fit_is_refused_as_ever(fault):
+    """And nothing is read or written where nothing is."""
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, {"shallow": 2, "deep": 4}.get(fault, 3), 8, 8)
+    if fault == "bias":
+        layer.bias = nn.Parameter(torch.zeros(2))
+    if fault == "padding":
+        layer.padding = (-1, -1)
+    with Instead(ON_CPU), pytest.raises(RuntimeError, match=r"channels|bias|negative padding"):
         pooled(layer, x)
+
+
+def test_tensors_without_memory_are_left_alone():
+    layer, settings = nn.Conv2d(1, 2, 3), OptimizerSettings()
+    with FakeTensorMode(allow_non_fake_inputs=True), Instead(ON_CPU):
+        assert pooled(layer, torch.randn(2, 1, 8, 8)).shape == (2, 2, 3, 3)
+    x, vector = torch.randn(2, 1, 8, 8), torch.randn(9)
+    usual = by_pytorch(layer, x)
+    with torch.device("meta"), Instead(ON_CPU):  # where new tensors would be, if nobody said otherwise
+        torch.testing.assert_close(pooled(layer, x), usual)
+        assert project(vector, -vector).gradient.device.type == "cpu"
+        optimizers.step(settings, vector, vector.clone(), settings.initial_state(vector), 0.1)
 
 
 @needs_compiler
@@ -152,7 +178,7 @@ def test_steps_of_the_optimiser(name, size):
     other, state, others = vector.clone(), settings.initial_state(vector), settings.initial_state(vector)
     for step in range(10):
         gradient = torch.randn(size, generator=torch.Generator().manual_seed(step)) / (1 + step)
-        assert optimizers.can_step(settings, vector, gradient)
+        assert optimizers.can_step(settings, vector, gradient, state)
         optimizers.step(settings, vector, gradient, state, 1e-2)
         settings.step(other, gradient, others, 1e-2)
     torch.testing.assert_close(vector, other, rtol=1e-5, atol=1e-6)
@@ -194,13 +220,17 @@ def test_inner_products_and_the_projection(size, sign):
 @needs_compiler
 def test_vectors_that_are_left_to_pytorch():
     settings, vector = OptimizerSettings(), torch.ones(6)
-    assert not optimizers.can_step(OptimizerSettings(name="sgd"), vector, vector)
+    assert not optimizers.can_step(OptimizerSettings(name="sgd"), vector, vector, {})
     for other in (torch.ones(2, 3), torch.ones(6, dtype=torch.float64), torch.ones(6, device="meta")):
-        assert not optimizers.can_step(settings, other, other)
+        assert not optimizers.can_step(settings, other, other, {})
         assert not projection.can_project(other, other)
     assert not projection.can_project(vector, torch.ones(7))
     every_other = torch.arange(12.0)[::2]  # gradients may lie in memory in any way, parameters must not
-    assert not optimizers.can_step(settings, every_other, vector)
+    assert not optimizers.can_step(settings, every_other, vector, {})
+    for odd in (vector.double(), torch.ones(5), every_other):
+        assert not optimizers.can_step(settings, vector, vector, settings.initial_state(vector) | {"square": odd})
+    learned = torch.ones(6, requires_grad=True)
+    assert project(learned, vector).gradient.requires_grad
     assert float(projection.related(every_other, vector)[0]) == 30
 
 
@@ -236,31 +266,38 @@ def counting(folder: Path) -> tuple[str, Path]:
 def test_without_a_compiler_pytorch_does_the_work(tmp_path):
     with_one = answer(XDG_CACHE_HOME=str(tmp_path))
     assert with_one[0]
-    for compiler in ("", "no-such-compiler", "false", "python3 -c 'import sys; sys.exit(len(sys.argv) > 2)'"):
-        used, value = answer(FEDH2L_CC=compiler, XDG_CACHE_HOME=str(tmp_path / "other"))
+    garbage = tmp_path / "garbage"
+    garbage.write_text("#!/bin/sh\nprintf '\\377\\376'\nprintf '\\377' >&2\n[ \"$1\" = --version ]\n")
+    garbage.chmod(0o755)
+    for command in ("", "no-such-compiler", "false", "true", "cc 'x", str(garbage)):
+        used, value = answer(FEDH2L_CC=command, XDG_CACHE_HOME=str(tmp_path / "other"))
         assert not used
         assert value == pytest.approx(with_one[1], rel=1e-5)
 
 
 @needs_compiler
 def test_what_was_compiled_is_used_again(tmp_path):
-    compiler, notes = counting(tmp_path)
-    first = answer(FEDH2L_CC=compiler, XDG_CACHE_HOME=str(tmp_path))
+    command, notes = counting(tmp_path)
+    first = answer(FEDH2L_CC=command, XDG_CACHE_HOME=str(tmp_path))
     compiled = notes.read_text()
     assert compiled
-    assert answer(FEDH2L_CC=compiler, XDG_CACHE_HOME=str(tmp_path)) == first == (True, first[1])
+    assert answer(FEDH2L_CC=command, XDG_CACHE_HOME=str(tmp_path)) == first == (True, first[1])
     assert notes.read_text() == compiled
-    kept = tmp_path / "fedh2l"
+    kept = tmp_path / "fedh2l" / "code"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
     assert {path.suffix for path in kept.iterdir()} == {".so"}
+    for path in kept.iterdir():
+        path.write_bytes(path.read_bytes()[:100])  # a disk that was full
+    assert answer(FEDH2L_CC=command, XDG_CACHE_HOME=str(tmp_path)) == first
+    assert len(notes.read_text()) == 2 * len(compiled)
 
 
 @needs_compiler
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path, mode):
     """Whoever can write there could have any code run."""
-    folder = tmp_path / "fedh2l"
-    folder.mkdir()
+    folder = tmp_path / "fedh2l" / "code"
+    folder.mkdir(parents=True)
     folder.chmod(mode)
     used, _ = answer(XDG_CACHE_HOME=str(tmp_path))
     assert used
@@ -268,9 +305,25 @@ def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path, mode):
 
 
 @needs_compiler
-def test_processes_that_start_at_once(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
+def test_a_compiler_that_hangs_is_waited_for_once(tmp_path, monkeypatch, caplog):
+    slow = tmp_path / "cc"
+    slow.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 30\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("FEDH2L_CC", str(slow))
+    monkeypatch.setattr(compiler, "PATIENCE", 1)
+    monkeypatch.setattr(compiler, "_hangs", [])
+    compiler._found.cache_clear()
+    try:
+        began = time.monotonic()
+        assert [library("adam.c", N=number) for number in range(5)] == [None] * 5
+        assert time.monotonic() - began < 4
+        assert caplog.text.count("cannot be compiled here") == 1
+    finally:
+        compiler._found.cache_clear()
 
+
+@needs_compiler
+def test_processes_that_start_at_once(tmp_path):
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: answer(XDG_CACHE_HOME=str(tmp_path)), range(3)))
     assert len(set(answers)) == 1

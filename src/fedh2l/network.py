@@ -179,7 +179,7 @@ class Network:
 
     def _update(self, gradient: Tensor, state: State, rate: float) -> None:
         for own in (on_cpu, on_cuda):
-            if own.can_step(self.optimizer, self.parameters, gradient):
+            if own.can_step(self.optimizer, self.parameters, gradient, state):
                 own.step(self.optimizer, self.parameters, gradient, state, rate)
                 return
         self.optimizer.step(self.parameters, gradient, state, rate)

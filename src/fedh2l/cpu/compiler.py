@@ -29,7 +29,7 @@ log = logging.getLogger("fedh2l")
 COMPILER = "FEDH2L_CC"
 """Environment variable: the C compiler; empty: none, so that PyTorch does everything."""
 OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
-PATIENCE = 120
+PATIENCE = 60
 """Seconds that a compiler is given."""
 
 
@@ -62,12 +62,31 @@ def _library(file: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL |
     try:
         with ExitStack() as stack:
             folder = _cache() or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedh2l-")))
-            if not (folder / name).exists():
-                _compile([*command, *OPTIONS, *definitions], source, folder / name)
-            return ctypes.CDLL(str(folder / name))  # it stays in memory when its file is gone
+            path = folder / name
+            kept = _kept(path)
+            if kept is None:
+                _compile([*command, *OPTIONS, *definitions], source, path)
+            return kept or ctypes.CDLL(str(path))  # it stays in memory when its file is gone
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        log.info("without functions of its own for this processor: %s", (said.strip().splitlines() or ["?"])[0])
+        log.warning(
+            "%s cannot be compiled here, so PyTorch does its work, more slowly and to rounding: %s (%s= in the "
+            "environment says that there is no compiler)", file, (said.strip().splitlines() or ["?"])[0], COMPILER,
+        )  # fmt: skip
+        if isinstance(error, subprocess.TimeoutExpired):
+            _hangs.append(True)
+        return None
+
+
+_hangs: list[bool] = []
+"""Whether the compiler was waited for in vain; once is enough."""
+
+
+def _kept(path: Path) -> ctypes.CDLL | None:
+    """What was compiled before, if it is there, ours alone, and whole."""
+    try:
+        return ctypes.CDLL(str(path)) if _is_ours(path) else None
+    except OSError:
         return None
 
 
@@ -76,25 +95,34 @@ def _compile(command: list[str], source: str, path: Path) -> None:
     handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
     try:
-        arguments = [*command, "-x", "c", "-", "-o", unfinished, "-lm"]
-        subprocess.run(arguments, input=source, text=True, capture_output=True, check=True, timeout=PATIENCE)
+        _run([*command, "-x", "c", "-", "-o", unfinished, "-lm"], source)
+        if not os.path.getsize(unfinished):
+            raise OSError(f"'{shlex.join(command[:1])}' wrote nothing")
         os.replace(unfinished, path)
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
 
 
+def _run(command: list[str], given: str = "") -> str:
+    options: Any = {"encoding": "utf-8", "errors": "replace", "capture_output": True, "timeout": PATIENCE}
+    return str(subprocess.run(command, input=given, check=True, **options).stdout)
+
+
 @cache
-def _compiler() -> tuple[list[str], str] | None:
-    """How it is called, and which one it is."""
-    command = shlex.split(os.environ.get(COMPILER, "cc"))
-    if not command or shutil.which(command[0]) is None:
-        return None
+def _found() -> tuple[list[str], str] | None:
+    """How the compiler is called, and which one it is."""
     try:
-        asked = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    except (OSError, subprocess.SubprocessError):
+        command = shlex.split(os.environ.get(COMPILER, "cc"))
+        if not command or shutil.which(command[0]) is None:
+            return None
+        return command, _run([*command, "--version"])
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return command, asked.stdout
+
+
+def _compiler() -> tuple[list[str], str] | None:
+    return None if _hangs else _found()
 
 
 @cache
@@ -112,11 +140,23 @@ def _processor() -> str:
 def _cache() -> Path | None:
     """Where compiled functions are kept; None: nowhere that is ours alone."""
     try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(base) / "fedh2l"
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        base = base if base.is_absolute() else Path.home() / ".cache"
+        folder = base / "fedh2l" / "code"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
+        folder = folder.resolve()
+        if _is_ours(folder) and os.access(folder, os.W_OK):
+            return folder
     except (OSError, RuntimeError):  # there may be no home
         return None
-    ours = not hasattr(os, "getuid") or (about.st_uid == os.getuid() and not about.st_mode & 0o022)
-    return folder if ours and os.access(folder, os.W_OK) else None
+    log.warning("'%s' is not kept for what is compiled, since others can write there", folder)
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether there is something that nobody else can have written: it is going to be run."""
+    try:
+        about = path.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return not hasattr(os, "getuid") or (about.st_uid == os.getuid() and not about.st_mode & 0o022)

@@ -49,11 +49,11 @@ static void largest(const Outputs four[4], float *said, uint8_t *where, int lane
   Outputs best = four[0];
   Choices choice = {0};
   UNROLL for (int q = 1; q < 4; q++) {
-    Choices larger = four[q] > best; /* the first of equals stays */
+    Choices larger = (four[q] > best) | (four[q] != four[q]); /* the first of equals stays, and what is no number */
     best = (Outputs)((larger & (Choices)four[q]) | (~larger & (Choices)best));
     choice = (larger & q) | (~larger & choice);
   }
-  Choices nothing = best <= 0; /* what is no number stays so */
+  Choices nothing = best <= 0; /* which what is no number is not */
   best = (Outputs)(~nothing & (Choices)best);
   choice = (nothing & NOWHERE) | (~nothing & choice);
   memcpy(said, &best, sizeof(float) * lanes);

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedh2l.cpu.compiler import call, library
+from fedh2l.cpu.vectors import has_floats
 from fedh2l.models.pooled import pooled_convolution
 
 T = TypeVar("T")
@@ -43,14 +44,16 @@ class Shape(NamedTuple):
         """Whether there is something left, and few enough channels that libraries have nothing to gain."""
         image = self.C * (self.H + 2 * self.P) * (self.W + 2 * self.P)
         filters = 3 * self.O * (self.K + 2) * ((self.K + 1) * self.C + 16)
-        return min(self.pooled) > 0 and self.C <= 32 and self.O <= 64 and 4 * (10 * image + filters) <= MEMORY
+        small = self.C <= 32 and self.O <= 64 and 4 * (10 * image + filters) <= MEMORY
+        return small and self.P >= 0 and min(self.pooled) > 0
 
 
 def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> bool:
     """Whether `PooledConvolution` is for these; the first time, it is compiled."""
-    plain = x.dim() == 4 and x.numel() > 0 and weight.shape[1:] == (x.shape[1], weight.shape[3], weight.shape[3])
-    same = all(each.dtype == torch.float32 and each.is_cpu for each in (x, weight, bias) if each is not None)
-    return plain and same and _functions(_shape(x, weight, padding)) is not None
+    square = weight.shape[1:] == (x.shape[1], weight.shape[3], weight.shape[3]) if x.dim() == 4 else False
+    fits = square and x.numel() > 0 and (bias is None or bias.shape == weight.shape[:1])
+    plain = fits and all(has_floats(each) for each in (x, weight, bias) if each is not None)
+    return plain and _functions(_shape(x, weight, padding)) is not None
 
 
 def _shape(x: Tensor, weight: Tensor, padding: int) -> Shape:
@@ -71,8 +74,8 @@ class PooledConvolution(torch.autograd.Function):
         """Channels come last in memory, here and in what is returned."""
         images, filters, shape = _laid_out(x), weight.contiguous(), _shape(x, weight, padding)
         start = None if bias is None else bias.contiguous()
-        said = torch.empty(len(x), shape.O, *shape.pooled, dtype=x.dtype, memory_format=torch.channels_last)
-        where = torch.empty(len(x), *shape.pooled, shape.O, dtype=torch.uint8)
+        said = _laid_out(x.new_empty(len(x), *shape.pooled, shape.O).permute(0, 3, 1, 2))
+        where = x.new_empty(len(x), *shape.pooled, shape.O, dtype=torch.uint8)
         forward = _library(shape).forward
 
         def part(rows: slice) -> None:

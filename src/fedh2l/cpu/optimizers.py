@@ -9,10 +9,11 @@ from fedh2l.cpu.vectors import can_take
 from fedh2l.optimizers import BETA1, BETA2, EPSILON, OptimizerSettings, State
 
 
-def can_step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor) -> bool:
-    """Whether there is a function for this update rule and these parameters and gradients `(parameters,)`."""
-    known = settings.name in ("adam", "amsgrad") and can_take(parameters, gradient) and parameters.is_contiguous()
-    return known and library("adam.c") is not None
+def can_step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State) -> bool:
+    """Whether there is a function for this update rule and these parameters, gradients and state `(parameters,)`."""
+    kept = [value for name, value in state.items() if name != "steps"]
+    known = settings.name in ("adam", "amsgrad") and can_take(parameters, gradient, *kept)
+    return known and all(each.is_contiguous() for each in (parameters, *kept)) and library("adam.c") is not None
 
 
 def step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
@@ -21,5 +22,5 @@ def step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, stat
     assert functions is not None
     state["steps"] += 1
     tensors = (parameters, gradient.contiguous(), state["mean"], state["square"], state.get("largest"), state["steps"])
-    numbers = (float(rate), settings.weight_decay, BETA1, BETA2, EPSILON)
+    numbers = map(float, (rate, settings.weight_decay, BETA1, BETA2, EPSILON))
     call(functions.adam, *tensors, len(parameters), *numbers)

@@ -20,7 +20,7 @@ def related(a: Tensor, b: Tensor) -> list[Tensor]:
     """⟨a, b⟩, ⟨a, a⟩, ⟨b, b⟩, whether the first is below 0, and the angle in degrees, `()` each, in float64."""
     functions = library("projection.c")
     assert functions is not None
-    results = torch.empty(5, dtype=torch.float64)
+    results = a.new_empty(5, dtype=torch.float64)
     call(functions.related, a.contiguous(), b.contiguous(), results, len(a), TINY)
     return list(results.unbind())
 

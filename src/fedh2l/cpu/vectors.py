@@ -1,21 +1,24 @@
-"""What functions in C can go through: vectors as long as a model."""
+"""Which tensors functions in C can be given."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LARGEST = 1 << 17
-"""Numbers beyond which PyTorch's threads are quicker than one pass in one of them."""
+"""Numbers of a vector beyond which PyTorch's threads are quicker than one pass in one of them."""
 
 
-def can_take(vector: Tensor, other: Tensor) -> bool:
-    """Whether they are two plain vectors `(parameters,)` that one thread is quickest with."""
-    alike = vector.shape == other.shape and vector.dtype == other.dtype == torch.float32
-    plain = vector.dim() == 1 and all(each.is_cpu and _has_memory(each) for each in (vector, other))
-    return alike and plain and (len(vector) <= LARGEST or torch.get_num_threads() == 1)
+def can_take(vector: Tensor, *others: Tensor) -> bool:
+    """Whether they are plain vectors `(parameters,)` that one thread is quickest with, and nobody derives by them."""
+    alike = vector.dim() == 1 and all(each.shape == vector.shape for each in others)
+    if not alike or not (len(vector) <= LARGEST or torch.get_num_threads() == 1):
+        return False
+    derived = torch.is_grad_enabled() and any(each.requires_grad for each in (vector, *others))
+    return not derived and all(has_floats(each) for each in (vector, *others))
 
 
-def _has_memory(vector: Tensor) -> bool:
-    """Whether it is more than a name for numbers elsewhere, as while `torch.func` transforms a function."""
-    return type(vector) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(vector)
+def has_floats(tensor: Tensor) -> bool:
+    """Whether it is float32 in this machine's memory: not a name for numbers elsewhere, as `torch.func` makes them."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu and tensor.dtype == torch.float32
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -9,7 +9,7 @@ from fedh2l.cuda.compiler import THREADS, can_take, kernel, rows_of
 from fedh2l.optimizers import BETA1, BETA2, EPSILON, OptimizerSettings, State
 
 
-def can_step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor) -> bool:
+def can_step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State) -> bool:
     """Whether there is a kernel for this update rule and these parameters and gradients `(…, parameters)`."""
     return settings.name in ("adam", "amsgrad") and can_take(parameters, gradient)
 

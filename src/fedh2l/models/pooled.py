@@ -13,6 +13,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def pooled(layer: nn.Module, x: Tensor) -> Tensor:
     """What a convolution says of `(n, channels, height, width)`, the largest of each 2 × 2 pixels, and of that and 0.
 
+    In memory its channels may come last: `flatten` and `reshape` take that, `view` does not.
     A layer that somebody listens to, or has put in another's place, is called as usual.
     """
     if type(layer) is not nn.Conv2d or any(getattr(layer, hooks) for hooks in HOOKS):
