@@ -1,4 +1,4 @@
-"""A convolution, its pooling and ReLU in machine code: the same as PyTorch's, with a compiler and without."""
+"""Layers, steps of optimisers and the projection in machine code: as by PyTorch, with a compiler and without."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from fedh2l.overrides import Instead
 from fedh2l.projection import project
 
 LENET = Shape(1, 28, 28, 6, 5, 2)
-needs_compiler = pytest.mark.skipif(
-    library("convolution.c", **LENET._asdict()) is None, reason="there is no C compiler"
-)
+needs_compiler = pytest.mark.skipif(compiler._found() is None, reason="there is no C compiler")
 
 SHAPES = {
     "LeNet's first": (40, LENET),
@@ -157,6 +155,7 @@ def test_what_does_not_fit_is_refused_as_ever(fault):
         pooled(layer, x)
 
 
+@needs_compiler
 def test_tensors_without_memory_are_left_alone():
     layer, settings = nn.Conv2d(1, 2, 3), OptimizerSettings()
     with FakeTensorMode(allow_non_fake_inputs=True), Instead(ON_CPU):
@@ -254,7 +253,7 @@ print(_functions(Shape(1, 28, 28, 6, 5, 2)) is not None, float(said.square().sum
 
 
 def counting(folder: Path) -> tuple[str, Path]:
-    """A compiler that notes each time that it compiles, and where it does."""
+    """A compiler that notes each time that it compiles, and where its notes are."""
     notes, script = folder / "notes", folder / "cc"
     script.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo compiled >> {notes}\nexec cc "$@"\n')
     script.chmod(0o755)

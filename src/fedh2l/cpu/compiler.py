@@ -1,4 +1,4 @@
-"""Functions in C, compiled for this processor and the shapes at hand while a run starts.
+"""Functions in C, compiled for this processor and the shapes at hand when they are first called.
 
 That takes a C compiler, as `torch.compile` does; without one, PyTorch does the work. What was compiled is kept in the
 user's cache, which nobody else may write to, for the same source, compiler and processor.
