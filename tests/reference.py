@@ -51,18 +51,24 @@ def train(
     shared_state=False,
     heard=None,
     revisit=0,
+    specialists=None,
+    share=0.0,
+    own_lesson=False,
 ):
     """Trains `models` in place.
 
     `pools[i]` and `publics[i]` are (inputs, labels); `local_indices(i, r)` and `public_indices(i, r)` give batches;
     `heard(i, r)` lists the teachers of node i (default: everybody else). `revisit` is beyond the paper: so many
-    lessons are kept and learned again in turn, one in each round without an exchange.
+    lessons are kept and learned again in turn, one in each round without an exchange. So are `specialists`, models that
+    learn from local batches alone and have a `share` in what a node says, and `own_lesson`, which has nodes hear
+    themselves after the others.
     """
     n = len(models)
     heard = heard or (lambda i, r: [j for j in range(n) if j != i])
     make = lambda m: torch.optim.Adam(m.parameters(), lr=lr, weight_decay=weight_decay, amsgrad=True)  # noqa: E731
     local_optimizers = [make(m) for m in models]
     mutual_optimizers = local_optimizers if shared_state else [make(m) for m in models]
+    specialist_optimizers = [make(m) for m in specialists or []]
     history = [{"gradients": [], "start": None} for _ in range(n)]
     shelves = [[None] * min(revisit, interval - 1) for _ in range(n)]
 
@@ -119,6 +125,10 @@ def train(
             if not (joint and mutual_round):
                 spread(g, parameters)
                 local_optimizers[i].step()
+            if specialists:
+                specialist_optimizers[i].zero_grad()
+                F.cross_entropy(specialists[i](x[idx]), y[idx]).backward()
+                specialist_optimizers[i].step()
             if revisit and not mutual_round and exchanges:
                 back = (r % interval - 1) % min(exchanges, len(shelves[i]))
                 lesson = shelves[i][(exchanges - 1 - back) % len(shelves[i])]
@@ -132,9 +142,11 @@ def train(
             idx = public_indices(i, r)
             with torch.no_grad():
                 p = F.softmax(model(x[idx]), dim=1)
+                if specialists:
+                    p = (1 - share) * p + share * F.softmax(specialists[i](x[idx]), dim=1)
             signals.append((x[idx], y[idx], p, (p.argmax(1) == y[idx]).double().mean()))
         for i in range(n):
-            lesson = [signals[j] for j in heard(i, r)]
+            lesson = [signals[j] for j in [*heard(i, r), *[i] * own_lesson]]
             learn(i, lesson)
             if shelves[i]:
                 shelves[i][exchanges % len(shelves[i])] = lesson

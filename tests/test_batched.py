@@ -31,6 +31,7 @@ MIXED = [
 NORMED = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=test_batched:normed", "model_args={}")]
 BRANCHING = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=test_batched:Branching", "model_args={}")]
 DEEP = [f"nodes.{i}.model_args.hidden=[12,9]" for i in range(4)]
+SPECIALIST = ["method.specialist=0.5", "method.own_lesson=true"]
 
 VARIANTS = {
     "fedh2l": [],
@@ -38,6 +39,9 @@ VARIANTS = {
     "displacement": ["method.interval=3", "method.local_gradient=displacement"],
     "revisit": ["method.interval=4", "method.revisit=2", "data.augment=all"],
     "revisit-norm": ["method.interval=3", "method.revisit=3", "method.confidence=none", *NORMED],
+    "specialist": [*SPECIALIST, "run.average=0.9", "method.teacher=average"],
+    "specialist-norm": [*SPECIALIST, "method.interval=3", "method.revisit=2", *NORMED],
+    "specialist-mixed": [*SPECIALIST, "method.peers_per_round=2", "run.average=0.9", *MIXED],
     "pcgrad-joint": ["method.project=pcgrad", "method.pcgrad=joint"],
     "shared-state": ["method.optimizer_state=shared"],
     "soft": ["method.temperature=4", "method.kl_weight=0.5", "method.confidence=right"],
@@ -210,6 +214,7 @@ def test_layers_that_cannot_be_run_as_one_are_run_in_turn():
     [
         ["method.interval=3"],
         ["method.interval=4", "method.revisit=2", "data.augment=all"],
+        [*SPECIALIST, "method.interval=4", "run.average=0.9"],
         ["method.name=fedavg", "method.interval=8"],
         ["method.name=fml", "method.interval=4"],
         ["method.name=fedgkt", "method.interval=4", "method.server_epochs=1", *DEEP],

@@ -109,6 +109,7 @@ def outcome(trainer: Trainer) -> tuple[dict, list, list]:
         ["method.interval=4", "method.local_gradient=displacement"],
         ["method.interval=4", "method.local_gradient=difference"],
         ["method.interval=5", "method.revisit=2", "data.augment=all"],
+        ["method.specialist=0.5", "method.own_lesson=true", "run.average=0.9"],
         ["method.optimizer_state=shared", "run.selection=last"],
         ["method.project=pcgrad", "method.pcgrad=joint", "method.pairing=pairs"],
         ["optimizer.name=sgd", "optimizer.momentum=0.9", "run.dtype=float64"],

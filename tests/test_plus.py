@@ -184,3 +184,33 @@ def test_peers_do_it_too(cli, labelled):
     assert here.returncode == there.returncode == 0, here.stderr + there.stderr
     results = [json.loads(each.stdout) | {"seconds": 0} for each in (here, there)]
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_a_specialist_learns_from_local_data_alone(average):
+    """It is, bit for bit, what the node's model would be if it had trained alone, and its average too."""
+    common = [*SHORT, "method.local_data=private+own-public", f"run.average={average}"]
+    wanted = [*common, "method.specialist=0.5", "method.own_lesson=true"]
+    taught = Trainer(load_config(None, wanted)[0].federation())
+    alone = Trainer(load_config(None, common, method="independent")[0].federation())
+    for trainer in (taught, alone):
+        trainer.engine.advance(1, 20, lambda _: True)
+    for learner, hermit in zip(taught.engine.learners, alone.engine.learners, strict=True):
+        specialist = learner.networks["specialist"]
+        assert torch.equal(specialist.parameters, hermit.parameters)
+        assert not torch.equal(learner.parameters, hermit.parameters)
+        said = hermit.shown["parameters"] if average else hermit.parameters
+        assert torch.equal(learner.memory["average of the specialist"], said)
+
+
+def test_a_node_that_hears_nobody_has_no_lesson_of_its_own():
+    """Its own answers are beside those of others, not instead."""
+    config, _ = load_config(None, [*SHORT, "method.own_lesson=true"])
+    learner, method = (made := Trainer(config.federation())).engine.learners[0], config.method
+    method.local_step(learner, 1)
+    method.emit(learner, 1)
+    before = learner.parameters.clone()
+    method.receive(learner, [], 1)
+    assert torch.equal(learner.parameters, before)
+    assert not {"said", "right of it"} & set(learner.memory)
+    made.engine.close()

@@ -36,6 +36,7 @@ def pid(engine: ProcessEngine, place: int) -> int:
     [
         [],
         ["method.peers_per_round=1", "run.average=0.9", "method.teacher=average"],
+        ["method.specialist=0.5", "method.own_lesson=true", "run.average=0.9"],
         ["method.name=fedavg", "method.interval=4"],
         ["method.name=fedmd", "data.angles=[0,20,40,60,80]", "run.processes=3", *MLPS[:4], "nodes.4.model=mlp"],
         ["method.name=agnostic", "method.interval=3", "run.threads=2"],

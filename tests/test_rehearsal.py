@@ -45,6 +45,10 @@ from town import NAMES, rehearsal
             ["run.average=0.9", "method.teacher=average", "method.encoding=int8", "method.confidence=right"],
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            ["run.average=0.9", "method.specialist=0.5", "method.own_lesson=true"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_same_bits_as_in_one_process(federation, tmp_path, changes):

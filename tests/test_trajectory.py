@@ -42,6 +42,13 @@ VARIANTS = {
         ["method.interval=3", "method.revisit=2", "method.pairing=pairs", "data.angles=[0,20,40,60,80]"],
         {"interval": 3, "revisit": 2, "heard": "method"},
     ),
+    "specialist": (["method.specialist=0.25"], {"share": 0.25}),
+    "specialist-alone": (["method.specialist=1", "method.interval=2"], {"share": 1.0, "interval": 2}),
+    "specialist-own-lesson": (
+        ["method.specialist=0.5", "method.own_lesson=true", "method.interval=3", "method.revisit=2"],
+        {"share": 0.5, "own_lesson": True, "interval": 3, "revisit": 2},
+    ),
+    "own-lesson": (["method.own_lesson=true"], {"own_lesson": True}),
 }
 
 
@@ -68,6 +75,8 @@ def test_parameters_equal_the_reference(federation, variant):
     fed = federation("run.dtype=float64", "run.eval_every=1000", "run.seed=3", *changes)
     trainer = Trainer(fed)
     models = [copy.deepcopy(learner.module) for learner in trainer.engine.learners]
+    if "share" in options:
+        options = {**options, "specialists": [copy.deepcopy(model) for model in models]}
     domains = [node.domain for node in fed.nodes]
     publics = [(d.public.inputs.double(), d.public.labels) for d in domains]
     own_only = "own-public" in variant

@@ -159,21 +159,26 @@ class Learner(Network):
         """From now on, and until the next call, the present weights count as this node's model."""
         self.reported = self.weights()
 
-    @torch.no_grad()
     def average(self) -> None:
-        """Moves the average of the weights that count as this node's model towards those of now.
-
-        The first ones count for less and less: after n of them the decay is at most (1 + n) / (10 + n).
-        """
+        """Moves the average of the weights that count as this node's model towards those of now."""
         present = self.shared() if self.reported is None else self.vector_of(self.reported)
-        if AVERAGE not in self.memory:
-            self.memory[AVERAGE] = present
-            self.memory[AVERAGED] = torch.ones(present.shape[:-1], dtype=torch.float64, device=present.device)
+        self.follow(present, AVERAGE, AVERAGED)
+
+    @torch.no_grad()
+    def follow(self, present: Tensor, average: str, averaged: str) -> None:
+        """Moves an average of weights, remembered under a name and how many there are in it under another.
+
+        The first ones count for less and less: after n of them the decay is at most (1 + n) / (10 + n). Where this
+        node keeps no averages (`decay` is 0), it is the weights of now.
+        """
+        if average not in self.memory:
+            self.memory[average] = present
+            self.memory[averaged] = torch.ones(present.shape[:-1], dtype=torch.float64, device=present.device)
             return
-        count = self.memory[AVERAGED]
+        count = self.memory[averaged]
         rate = 1 - ((1 + count) / (10 + count)).clamp(max=self.decay)
-        self.memory[AVERAGE] = torch.lerp(self.memory[AVERAGE], present, rate.to(present.dtype).unsqueeze(-1))
-        self.memory[AVERAGED] = count + 1
+        self.memory[average] = torch.lerp(self.memory[average], present, rate.to(present.dtype).unsqueeze(-1))
+        self.memory[averaged] = count + 1
 
     @property
     def shown(self) -> Weights | None:

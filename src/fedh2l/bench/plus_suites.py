@@ -9,6 +9,8 @@ PLUS = "fedh2l-plus"
 AVERAGE = "run.average=0.998"
 FAIR: Changes = ("data.augment=local", AVERAGE)
 """What other methods get of it: they may train on other views of their own data, and their models may be averaged."""
+SPECIALISTS: Changes = ("method.specialist=0.5", "method.own_lesson=true")
+"""A second network on each node, trained on its own data alone, has its share in what the node says."""
 SPLITS = ("independent", "aligned")
 
 
@@ -31,7 +33,11 @@ def plus() -> Suite:
 
 def plus_rest() -> Suite:
     """The trainings of `plus`, by which K = 1 is FedAvg's best, tested on digits that nobody has at any angle."""
-    rows = [Row.of("FedH2L+", PLUS), Row.of("FedAvg, K = 1", "fedavg", *FAIR, "method.interval=1")]
+    rows = [
+        Row.of("FedH2L+", PLUS),
+        Row.of("FedH2L+, specialists", PLUS, *SPECIALISTS),
+        Row.of("FedAvg, K = 1", "fedavg", *FAIR, "method.interval=1"),
+    ]
     return Suite("plus-rest", "FedH2L+ against FedAvg, on 4,000 test digits a domain", _tables(rows, "data.tests=rest"))
 
 
@@ -66,6 +72,9 @@ def levers() -> Suite:
         Row.of("pace 1", PLUS, "method.pace=1.0"),
         Row.of("32 public samples", PLUS, "method.public_batch_size=32"),
         Row.of("all public data is local too", PLUS, "method.local_data=private+all-public"),
+        Row.of("specialists and an own lesson", PLUS, *SPECIALISTS),
+        Row.of("specialists", PLUS, "method.specialist=0.5"),
+        Row.of("an own lesson", PLUS, "method.own_lesson=true"),
         Row.of("temperature 1, weight 1", PLUS, "method.temperature=1.0", "method.kl_weight=1.0"),
         *(Row.of(f"confidence: {kind}", PLUS, f"method.confidence={kind}") for kind in CONFIDENCE),
         Row.of("float32", PLUS, "method.encoding=float32"),

@@ -28,6 +28,8 @@ class Hub:
         self.ledger = Ledger()
         self.server = Server(roster, learners[0].optimizer, learners[0].parameters.device)
         method.prepare(self.server, learners)
+        for learner in learners:
+            method.equip(learner)
         if not method.decentralised and not any(method.exchanges(round) for round in range(1, rounds + 1)):
             log.warning("%s exchanges nothing within %d rounds: its interval is longer", method.title, rounds)
         self._sent: list[tuple[Message, Tensor]] = []

@@ -82,6 +82,9 @@ class Method(Section):
     def prepare(self, server: Server, learners: Sequence[Learner]) -> None:
         """Gives server and nodes what they start with, before the first round."""
 
+    def equip(self, node: Learner) -> None:
+        """Gives a node what it keeps beside its model, before the first round; `prepare`, of one node by itself."""
+
     # A round
 
     @abstractmethod

@@ -22,6 +22,12 @@ from fedh2l.topology import Graph, check_topology, graph, teachers
 
 ENCODINGS = f"^({PATTERN})$"
 
+SPECIALIST = "specialist"
+"""The network beside a node's model that learns from local data alone."""
+AVERAGE, AVERAGED = "average of the specialist", "weights in the specialist's average"
+SAID, RIGHT = "said", "right of it"
+"""Under which a node remembers what it said, from sending it to learning from it."""
+
 
 class FedH2L(Method):
     """Each node trains on its own data, publishes its posteriors on its public data, and learns from the others'.
@@ -82,6 +88,17 @@ class FedH2L(Method):
     teacher: Literal["present", "average"] = Field(
         "present",
         description="which weights teach: those of now, or, if run.average keeps one, the average of those so far",
+    )
+    specialist: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share, in what a node answers, of a second network of the same kind that it trains on local data "
+        "alone, and keeps to itself; 0: there is none. Its answers tell more of private data",
+    )
+    own_lesson: bool = Field(
+        False,
+        description="whether what a node answers is a lesson for its own model too, as if it were one of its teachers",
     )
     project: Literal["qp", "none", "pcgrad"] = Field(
         "qp",
@@ -173,6 +190,11 @@ class FedH2L(Method):
         """As many as a local batch has, unless set."""
         return self.public_batch_size or batch_size
 
+    def equip(self, node: Learner) -> None:
+        """With a specialist, which starts as the node's model does."""
+        if self.specialist:
+            node.further(SPECIALIST, node.module)
+
     def local_step(self, node: Learner, round: int) -> None:
         """Local optimisation, eqs. (1) and (2)."""
         batch = node.local_batch(round, self.local_data)
@@ -182,19 +204,24 @@ class FedH2L(Method):
         self._remember(node, gradient)
         if not (self._joint and self.exchanges(round)):
             node.step(gradient, "local")
+        if self.specialist:
+            _train_specialist(node, batch)
         if not self.exchanges(round):
             self._revisit(node, round)
 
     def emit(self, node: Learner, round: int) -> Message:
         """The teaching signal [p_i, Acc_i] on the node's own public batch."""
         batch = self._public_batch(node, node.name, round)
-        logits = node.teach(batch.inputs) if self.teacher == "average" else node.predict(batch.inputs)
         labels = batch.labels if node.seed_set.labelled else None
-        return Posteriors.of(node.name, round, torch.softmax(logits, -1), labels, self.written)
+        signal = Posteriors.of(node.name, round, self._said(node, batch.inputs), labels, self.written)
+        if self.own_lesson:
+            node.memory |= {SAID: signal.values} | ({} if signal.correct is None else {RIGHT: signal.correct})
+        return signal
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
         place, shelf = self._place(round), Shelf(node.memory)
+        own = self._own_signal(node, round)
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
             g_loc = self._recall(node)
             if place is not None:
@@ -202,7 +229,7 @@ class FedH2L(Method):
             if self._joint:
                 node.step(g_loc, "mutual", self._mutual_state)
             return
-        signals = [message for message in inbox if isinstance(message, Posteriors)]
+        signals = [*(message for message in inbox if isinstance(message, Posteriors)), *own]
         batches = [self._public_batch(node, s.sender, s.round) for s in signals]
         lesson = Lesson.of(signals, batches, self.confidence, node.seed_set.labelled)
         answers = node.take_ready(tuple((s.sender, s.round) for s in signals))
@@ -214,8 +241,9 @@ class FedH2L(Method):
     def anticipate(self, node: Learner, senders: Sequence[str], round: int) -> None:
         """The pass forward on public batches, which are known before what teachers say of them is."""
         if senders and not (node.has_norms and self.batch_norm != "frozen"):
-            batches = [self._public_batch(node, sender, round) for sender in senders]
-            node.ready = (tuple((sender, round) for sender in senders), self._answers(node, batches))
+            owners = [*senders, *[node.name] * self.own_lesson]
+            batches = [self._public_batch(node, owner, round) for owner in owners]
+            node.ready = (tuple((owner, round) for owner in owners), self._answers(node, batches))
 
     @property
     def written(self) -> Encoding:
@@ -305,6 +333,25 @@ class FedH2L(Method):
         first, last = memory.pop("first"), memory.pop("last")
         return last if self.interval == 1 else last - first  # one gradient has no difference: it is used as it is
 
+    def _said(self, node: Learner, inputs: Tensor) -> Tensor:
+        """The posteriors that teach: of the node's model, of its specialist, or some of both."""
+        shares = {"model": 1 - self.specialist, SPECIALIST: self.specialist}
+        said = []
+        if shares["model"]:
+            logits = node.teach(inputs) if self.teacher == "average" else node.predict(inputs)
+            said.append(shares["model"] * torch.softmax(logits, -1))
+        if shares[SPECIALIST]:
+            logits = node.networks[SPECIALIST].predict_as(node.memory[AVERAGE], inputs)
+            said.append(shares[SPECIALIST] * torch.softmax(logits, -1))
+        return said[0] if len(said) == 1 else said[0] + said[1]
+
+    def _own_signal(self, node: Learner, round: int) -> list[Posteriors]:
+        """What the node itself said in this round, if that is a lesson for it."""
+        if not self.own_lesson:
+            return []
+        values, correct = node.memory.pop(SAID), node.memory.pop(RIGHT, None)
+        return [Posteriors(node.name, round, values, correct, encoding=self.written)]
+
     def _public_batch(self, node: Learner, owner: str, round: int) -> Samples:
         return node.public_batch(owner, round, self.public_batch_rows(node.batch_size))
 
@@ -324,6 +371,14 @@ class FedH2L(Method):
     @property
     def _mutual_state(self) -> Literal["local", "mutual"]:
         return "local" if self.optimizer_state == "shared" else "mutual"
+
+
+def _train_specialist(node: Learner, batch: Samples) -> None:
+    """A step on a local batch, and what teaches of it: the average of its weights, if the node keeps averages."""
+    specialist = node.networks[SPECIALIST]
+    loss = cross_entropy(specialist.logits(batch.inputs), batch.labels)
+    specialist.step(specialist.gradient(loss), "local")
+    node.follow(specialist.shared(), AVERAGE, AVERAGED)
 
 
 def _inputs(batches: Sequence[Samples]) -> Tensor:

@@ -100,7 +100,9 @@ class Peer:
         validation = config.domain.validation.to(device, dtype)
         seed_set = self._public(self.term)
         rest = (run.batch_size, device, dtype, validation, run.compute, run.average)
-        return Learner(self.node, seed_set, config.secret, config.optimizer, *rest)
+        learner = Learner(self.node, seed_set, config.secret, config.optimizer, *rest)
+        self.term.method.equip(learner)
+        return learner
 
     def _mailbox(self) -> Mailbox:
         if self.timing.mode == "asynchronous":
