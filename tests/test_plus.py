@@ -11,7 +11,7 @@ import torch
 import fedh2l
 from conftest import MLPS, TINY, blobs
 from fedh2l.config import load_config
-from fedh2l.errors import ConfigError
+from fedh2l.errors import ConfigError, DivergedError
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.fedh2l_plus import FedH2LPlus
 from fedh2l.toml import to_toml
@@ -186,21 +186,55 @@ def test_peers_do_it_too(cli, labelled):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("average", [0.0, 0.9])
-def test_a_specialist_learns_from_local_data_alone(average):
-    """It is, bit for bit, what the node's model would be if it had trained alone, and its average too."""
-    common = [*SHORT, "method.local_data=private+own-public", f"run.average={average}"]
-    wanted = [*common, "method.specialist=0.5", "method.own_lesson=true"]
+@pytest.mark.parametrize("teacher", ["present", "average"])
+@pytest.mark.parametrize("changes", [[], ["method.encoding=int8"], [*UNLABELLED]])
+def test_a_specialist_learns_from_local_data_alone(changes, teacher):
+    """It is, bit for bit, what the node's model would be if it had trained alone, and has its share in what is said."""
+    common = [*SHORT, "method.local_data=private", "run.average=0.9"]
+    wanted = [*common, "method.specialist=0.25", "method.own_lesson=true", f"method.teacher={teacher}", *changes]
     taught = Trainer(load_config(None, wanted)[0].federation())
     alone = Trainer(load_config(None, common, method="independent")[0].federation())
     for trainer in (taught, alone):
         trainer.engine.advance(1, 20, lambda _: True)
+    method = taught.engine.method
     for learner, hermit in zip(taught.engine.learners, alone.engine.learners, strict=True):
-        specialist = learner.networks["specialist"]
-        assert torch.equal(specialist.parameters, hermit.parameters)
+        assert torch.equal(learner.networks["specialist"].parameters, hermit.parameters)
         assert not torch.equal(learner.parameters, hermit.parameters)
-        said = hermit.shown["parameters"] if average else hermit.parameters
-        assert torch.equal(learner.memory["average of the specialist"], said)
+        signal, batch = method.emit(learner, 20), learner.public_batch(learner.name, 20, learner.batch_size)
+        own, other = (
+            torch.softmax(node.teach(batch.inputs) if teacher == "average" else node.predict(batch.inputs), -1)
+            for node in (learner, hermit)
+        )
+        near = 0.06 if "method.encoding=int8" in changes else 1e-6
+        torch.testing.assert_close(signal.values, 0.75 * own + 0.25 * other, rtol=near, atol=1e-6)
+        assert not torch.allclose(signal.values, own, rtol=near, atol=1e-6)
+        assert torch.equal(learner.memory["said"], signal.values)  # what others decode, not what was written
+        assert (
+            ("right of it" in learner.memory) == (signal.correct is not None) == (not changes or "int8" in changes[0])
+        )
+    for trainer in (taught, alone):
+        trainer.engine.close()
+
+
+@pytest.mark.parametrize("engine", ["local", "batched"])
+def test_a_specialist_that_diverges_stops_the_run(engine):
+    """At the next look, not when it is asked next: a checkpoint must not keep it."""
+    changes = [*SHORT, "method.specialist=0.5", "method.interval=20", f"run.engine={engine}"]
+    trainer = Trainer(load_config(None, changes)[0].federation())
+    trainer.engine.advance(1, 2, lambda _: True)
+    trainer.engine.verify()
+    state = trainer.engine.state()
+    state["M20/network-specialist.model.parameters"][3] = float("nan")
+    trainer.engine.restore(state)
+    trainer.engine.advance(3, 4, lambda _: True)
+    with pytest.raises(DivergedError, match=r"node 'M20', round [34]: .*specialist"):
+        trainer.engine.verify()
+    trainer.engine.close()
+
+
+def test_a_specialist_that_nobody_hears_is_refused():
+    with pytest.raises(ConfigError, match="would not be heard; set specialist = 0"):
+        FedH2L(interval=0, specialist=0.5)
 
 
 def test_a_node_that_hears_nobody_has_no_lesson_of_its_own():

@@ -150,6 +150,10 @@ class Learner(Network):
         self.networks[name] = network
         return network
 
+    def in_training(self) -> list[tuple[str, Network]]:
+        """This node's own network and those beside it, each with what to call its parameters."""
+        return [("its parameters", self), *((f"parameters of its {name}", n) for name, n in self.networks.items())]
+
     def take_ready(self, what: Hashable) -> Tensor | None:
         """What was computed ahead, if it is this; either way it is kept no longer."""
         ready, self.ready = self.ready, None

@@ -10,7 +10,8 @@ AVERAGE = "run.average=0.998"
 FAIR: Changes = ("data.augment=local", AVERAGE)
 """What other methods get of it: they may train on other views of their own data, and their models may be averaged."""
 SPECIALISTS: Changes = ("method.specialist=0.5", "method.own_lesson=true")
-"""A second network on each node, trained on its own data alone, has its share in what the node says."""
+"""A second network on each node, trained on its own data alone, has half a share in what the node says, which the node
+learns from too."""
 SPLITS = ("independent", "aligned")
 
 
@@ -73,7 +74,7 @@ def levers() -> Suite:
         Row.of("32 public samples", PLUS, "method.public_batch_size=32"),
         Row.of("all public data is local too", PLUS, "method.local_data=private+all-public"),
         Row.of("specialists and an own lesson", PLUS, *SPECIALISTS),
-        Row.of("specialists", PLUS, "method.specialist=0.5"),
+        Row.of("specialists alone", PLUS, "method.specialist=0.5"),
         Row.of("an own lesson", PLUS, "method.own_lesson=true"),
         Row.of("temperature 1, weight 1", PLUS, "method.temperature=1.0", "method.kl_weight=1.0"),
         *(Row.of(f"confidence: {kind}", PLUS, f"method.confidence={kind}") for kind in CONFIDENCE),

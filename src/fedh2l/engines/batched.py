@@ -59,10 +59,10 @@ class BatchedEngine(Engine):
     def verify(self) -> None:
         """Looks through what was recorded, and at the parameters."""
         found: list[Fault] = []
-        sound = self.formation.sound()
+        unsound = self.formation.unsound()
         for offset, (name, records) in enumerate(self._records().items()):
-            if not sound[self._first + offset]:
-                found.append(Fault(self.formation.round, 3, name, "its parameters are not finite"))
+            for what in unsound[self._first + offset]:
+                found.append(Fault(self.formation.round, 3, name, f"{what} are not finite"))
             for key, entries in records.items():
                 for round, value in entries:
                     if key in (FAULT, ANSWER):

@@ -276,16 +276,17 @@ class Formation:
             if any(wanted):
                 group.keep_best(torch.tensor(wanted, device=self.device))
 
-    def sound(self) -> list[bool]:
-        """Whether each member's parameters are finite."""
-        return self._once("sound", self._sound)
+    def unsound(self) -> list[list[str]]:
+        """What of each member has parameters that are not finite, in words."""
+        return self._once("unsound", self._unsound)
 
-    def _sound(self) -> list[bool]:
-        found = [True] * len(self.learners)
+    def _unsound(self) -> list[list[str]]:
+        found: list[list[str]] = [[] for _ in self.learners]
         for group in self.groups:
-            finite = torch.isfinite(group.parameters).all(-1).tolist()
-            for place, fine in zip(group.places.tolist(), finite, strict=True):
-                found[place] = fine
+            for words, network in group.in_training():
+                finite = torch.isfinite(network.parameters).all(-1).tolist()
+                for place, fine in zip(group.places.tolist(), finite, strict=True):
+                    found[place] += [] if fine else [words]
         return found
 
     def save(self, federation: int) -> None:

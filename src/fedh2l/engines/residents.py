@@ -111,8 +111,9 @@ class Residents:
         """What is unsound since the last call, up to `round`: losses, parameters, messages."""
         found: list[Fault] = []
         for learner in self.learners:
-            if not bool(torch.isfinite(learner.parameters).all()):
-                found.append(Fault(round, 3, learner.name, "its parameters are not finite"))
+            for what, network in learner.in_training():
+                if not bool(torch.isfinite(network.parameters).all()):
+                    found.append(Fault(round, 3, learner.name, f"{what} are not finite"))
             for name, entries in learner.records.items():
                 finite = torch.isfinite(torch.stack([value for _, value in entries])).tolist()
                 if not all(finite):

@@ -83,7 +83,7 @@ class Method(Section):
         """Gives server and nodes what they start with, before the first round."""
 
     def equip(self, node: Learner) -> None:
-        """Gives a node what it keeps beside its model, before the first round; `prepare`, of one node by itself."""
+        """Gives a node what it keeps beside its model, before the first round, seeing no other: a peer does it too."""
 
     # A round
 

@@ -24,7 +24,7 @@ ENCODINGS = f"^({PATTERN})$"
 
 SPECIALIST = "specialist"
 """The network beside a node's model that learns from local data alone."""
-AVERAGE, AVERAGED = "average of the specialist", "weights in the specialist's average"
+SPECIALISTS_AVERAGE, SPECIALISTS_COUNT = "average of the specialist", "weights in the specialist's average"
 SAID, RIGHT = "said", "right of it"
 """Under which a node remembers what it said, from sending it to learning from it."""
 
@@ -94,11 +94,13 @@ class FedH2L(Method):
         ge=0,
         le=1,
         description="share, in what a node answers, of a second network of the same kind that it trains on local data "
-        "alone, and keeps to itself; 0: there is none. Its answers tell more of private data",
+        "alone, and keeps to itself; 0: there is none. method.teacher holds for it, too. Its answers tell more of "
+        "private data",
     )
     own_lesson: bool = Field(
         False,
-        description="whether what a node answers is a lesson for its own model too, as if it were one of its teachers",
+        description="whether what a node answers is a lesson for its own model too, beside those of the teachers that "
+        "it hears",
     )
     project: Literal["qp", "none", "pcgrad"] = Field(
         "qp",
@@ -140,6 +142,14 @@ class FedH2L(Method):
         if not (self.ce or (self.kl and self.kl_weight)):
             raise ValueError(
                 "with neither ce nor kl (or kl_weight = 0) a mutual step would learn nothing; interval = 0 has none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _is_heard(self) -> Self:
+        if self.interval == 0 and self.specialist:
+            raise ValueError(
+                "with interval = 0 nobody says anything, so a specialist would not be heard; set specialist = 0"
             )
         return self
 
@@ -205,7 +215,7 @@ class FedH2L(Method):
         if not (self._joint and self.exchanges(round)):
             node.step(gradient, "local")
         if self.specialist:
-            _train_specialist(node, batch)
+            self._train_specialist(node, batch, round)
         if not self.exchanges(round):
             self._revisit(node, round)
 
@@ -333,6 +343,15 @@ class FedH2L(Method):
         first, last = memory.pop("first"), memory.pop("last")
         return last if self.interval == 1 else last - first  # one gradient has no difference: it is used as it is
 
+    def _train_specialist(self, node: Learner, batch: Samples, round: int) -> None:
+        """A step on a local batch, and what it says then: what its weights of now or their average say."""
+        network = node.networks[SPECIALIST]
+        loss = cross_entropy(network.logits(batch.inputs), batch.labels)
+        node.record(round, specialist_loss=loss)
+        network.step(network.gradient(loss), "local")
+        if self.teacher == "average":
+            node.follow(network.shared(), SPECIALISTS_AVERAGE, SPECIALISTS_COUNT)
+
     def _said(self, node: Learner, inputs: Tensor) -> Tensor:
         """The posteriors that teach: of the node's model, of its specialist, or some of both."""
         shares = {"model": 1 - self.specialist, SPECIALIST: self.specialist}
@@ -341,7 +360,11 @@ class FedH2L(Method):
             logits = node.teach(inputs) if self.teacher == "average" else node.predict(inputs)
             said.append(shares["model"] * torch.softmax(logits, -1))
         if shares[SPECIALIST]:
-            logits = node.networks[SPECIALIST].predict_as(node.memory[AVERAGE], inputs)
+            network = node.networks[SPECIALIST]
+            average = self.teacher == "average"
+            logits = (
+                network.predict_as(node.memory[SPECIALISTS_AVERAGE], inputs) if average else network.predict(inputs)
+            )
             said.append(shares[SPECIALIST] * torch.softmax(logits, -1))
         return said[0] if len(said) == 1 else said[0] + said[1]
 
@@ -371,14 +394,6 @@ class FedH2L(Method):
     @property
     def _mutual_state(self) -> Literal["local", "mutual"]:
         return "local" if self.optimizer_state == "shared" else "mutual"
-
-
-def _train_specialist(node: Learner, batch: Samples) -> None:
-    """A step on a local batch, and what teaches of it: the average of its weights, if the node keeps averages."""
-    specialist = node.networks[SPECIALIST]
-    loss = cross_entropy(specialist.logits(batch.inputs), batch.labels)
-    specialist.step(specialist.gradient(loss), "local")
-    node.follow(specialist.shared(), AVERAGE, AVERAGED)
 
 
 def _inputs(batches: Sequence[Samples]) -> Tensor:
