@@ -14,6 +14,7 @@ from fedh2l.learner import Learner, LocalData, labels_for
 from fedh2l.losses import cross_entropy
 from fedh2l.messages import Encoding, Kind, Message, Posteriors
 from fedh2l.messages.encodings import PATTERN
+from fedh2l.methods import specialist
 from fedh2l.methods.base import Method
 from fedh2l.methods.lesson import Confidence, Lesson, Shelf, mutual_losses
 from fedh2l.projection import Projection, pcgrad, project, unprojected
@@ -22,9 +23,6 @@ from fedh2l.topology import Graph, check_topology, graph, teachers
 
 ENCODINGS = f"^({PATTERN})$"
 
-SPECIALIST = "specialist"
-"""The network beside a node's model that learns from local data alone."""
-SPECIALISTS_AVERAGE, SPECIALISTS_COUNT = "average of the specialist", "weights in the specialist's average"
 SAID, RIGHT = "said", "right of it"
 """Under which a node remembers what it said, from sending it to learning from it."""
 
@@ -203,7 +201,7 @@ class FedH2L(Method):
     def equip(self, node: Learner) -> None:
         """With a specialist, which starts as the node's model does."""
         if self.specialist:
-            node.further(SPECIALIST, node.module)
+            specialist.equip(node)
 
     def local_step(self, node: Learner, round: int) -> None:
         """Local optimisation, eqs. (1) and (2)."""
@@ -215,7 +213,7 @@ class FedH2L(Method):
         if not (self._joint and self.exchanges(round)):
             node.step(gradient, "local")
         if self.specialist:
-            self._train_specialist(node, batch, round)
+            specialist.train(node, batch, round, self.teacher == "average")
         if not self.exchanges(round):
             self._revisit(node, round)
 
@@ -343,30 +341,14 @@ class FedH2L(Method):
         first, last = memory.pop("first"), memory.pop("last")
         return last if self.interval == 1 else last - first  # one gradient has no difference: it is used as it is
 
-    def _train_specialist(self, node: Learner, batch: Samples, round: int) -> None:
-        """A step on a local batch, and what it says then: what its weights of now or their average say."""
-        network = node.networks[SPECIALIST]
-        loss = cross_entropy(network.logits(batch.inputs), batch.labels)
-        node.record(round, specialist_loss=loss)
-        network.step(network.gradient(loss), "local")
-        if self.teacher == "average":
-            node.follow(network.shared(), SPECIALISTS_AVERAGE, SPECIALISTS_COUNT)
-
     def _said(self, node: Learner, inputs: Tensor) -> Tensor:
         """The posteriors that teach: of the node's model, of its specialist, or some of both."""
-        shares = {"model": 1 - self.specialist, SPECIALIST: self.specialist}
-        said = []
-        if shares["model"]:
-            logits = node.teach(inputs) if self.teacher == "average" else node.predict(inputs)
-            said.append(shares["model"] * torch.softmax(logits, -1))
-        if shares[SPECIALIST]:
-            network = node.networks[SPECIALIST]
-            average = self.teacher == "average"
-            logits = (
-                network.predict_as(node.memory[SPECIALISTS_AVERAGE], inputs) if average else network.predict(inputs)
-            )
-            said.append(shares[SPECIALIST] * torch.softmax(logits, -1))
-        return said[0] if len(said) == 1 else said[0] + said[1]
+        averaged, share = self.teacher == "average", self.specialist
+        special = specialist.posteriors(node, inputs, averaged) if share else None
+        if share == 1 and special is not None:
+            return special
+        said = torch.softmax(node.teach(inputs) if averaged else node.predict(inputs), -1)
+        return said if special is None else (1 - share) * said + share * special
 
     def _own_signal(self, node: Learner, round: int) -> list[Posteriors]:
         """What the node itself said in this round, if that is a lesson for it."""
