@@ -16,15 +16,13 @@ from fedh2l.messages import Encoding, Kind, Message, Posteriors
 from fedh2l.messages.encodings import PATTERN
 from fedh2l.methods import specialist
 from fedh2l.methods.base import Method
-from fedh2l.methods.lesson import Confidence, Lesson, Shelf, mutual_losses
+from fedh2l.methods.lesson import Confidence, Lesson, Shelf, mutual_losses, note_own, take_own
+from fedh2l.methods.local_gradient import LocalGradient, recall, remember
 from fedh2l.projection import Projection, pcgrad, project, unprojected
 from fedh2l.roster import Roster
 from fedh2l.topology import Graph, check_topology, graph, teachers
 
 ENCODINGS = f"^({PATTERN})$"
-
-SAID, RIGHT = "said", "right of it"
-"""Under which a node remembers what it said, from sending it to learning from it."""
 
 
 class FedH2L(Method):
@@ -110,7 +108,7 @@ class FedH2L(Method):
         description="of project = 'pcgrad': after-local, the local step is taken as usual; joint, in "
         "mutual rounds one step is taken with both gradients, at the same parameters",
     )
-    local_gradient: Literal["sum", "displacement", "difference"] = Field(
+    local_gradient: LocalGradient = Field(
         "sum",
         description="g_loc when interval > 1: the sum of the local gradients since the last mutual step, the "
         "way the parameters went (θ_0 − θ_E), or the last of these gradients minus the first",
@@ -209,7 +207,8 @@ class FedH2L(Method):
         loss = cross_entropy(node.logits(batch.inputs), batch.labels)
         gradient = node.gradient(loss)
         node.record(round, local_loss=loss)
-        self._remember(node, gradient)
+        if self.interval:
+            remember(node, gradient, self.local_gradient, latest=self._joint)
         if not (self._joint and self.exchanges(round)):
             node.step(gradient, "local")
         if self.specialist:
@@ -223,15 +222,15 @@ class FedH2L(Method):
         labels = batch.labels if node.seed_set.labelled else None
         signal = Posteriors.of(node.name, round, self._said(node, batch.inputs), labels, self.written)
         if self.own_lesson:
-            node.memory |= {SAID: signal.values} | ({} if signal.correct is None else {RIGHT: signal.correct})
+            note_own(node.memory, signal)
         return signal
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
         """Global mutual optimisation, eqs. (3) to (8)."""
         place, shelf = self._place(round), Shelf(node.memory)
-        own = self._own_signal(node, round)
+        own = [take_own(node.memory, node.name, round, self.written)] if self.own_lesson else []
         if not inbox:  # nobody was heard: nothing to learn, but a joint step still owes the local gradient
-            g_loc = self._recall(node)
+            g_loc = recall(node, self.interval)
             if place is not None:
                 shelf.clear(place)
             if self._joint:
@@ -305,7 +304,7 @@ class FedH2L(Method):
     def _learn(self, node: Learner, answers: Tensor, lesson: Lesson, round: int) -> None:
         """A mutual step, from a student's answers on a lesson."""
         ce, kl = mutual_losses(answers, lesson, self.temperature)
-        projection = self._projected(node.gradient(self._loss(ce, kl)), self._recall(node))
+        projection = self._projected(node.gradient(self._loss(ce, kl)), recall(node, self.interval))
         node.step(projection.gradient, "mutual", self._mutual_state, self.pace)
         labelled = {"ce": ce} if node.seed_set.labelled else {}
         node.record(round, **labelled, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)
@@ -315,32 +314,6 @@ class FedH2L(Method):
             return self.kl_weight * kl + ce
         return self.kl_weight * kl if self.kl else ce
 
-    def _remember(self, node: Learner, gradient: Tensor) -> None:
-        """Keeps what the next mutual step needs to know of the local ones; called before the local step is taken."""
-        memory = node.memory
-        if self.interval == 0:
-            return
-        if self._joint:
-            memory["g_loc"] = gradient
-        elif self.local_gradient == "sum":
-            memory["g_loc"] = memory["g_loc"] + gradient if "g_loc" in memory else gradient
-        elif self.local_gradient == "displacement":
-            if "start" not in memory:
-                memory["start"] = node.parameters.clone()
-        else:
-            memory.setdefault("first", gradient)
-            memory["last"] = gradient
-
-    def _recall(self, node: Learner) -> Tensor:
-        """g_loc of this mutual step; the next one starts afresh."""
-        memory = node.memory
-        if "g_loc" in memory:
-            return memory.pop("g_loc")
-        if "start" in memory:
-            return memory.pop("start") - node.parameters
-        first, last = memory.pop("first"), memory.pop("last")
-        return last if self.interval == 1 else last - first  # one gradient has no difference: it is used as it is
-
     def _said(self, node: Learner, inputs: Tensor) -> Tensor:
         """The posteriors that teach: of the node's model, of its specialist, or some of both."""
         averaged, share = self.teacher == "average", self.specialist
@@ -349,13 +322,6 @@ class FedH2L(Method):
             return special
         said = torch.softmax(node.teach(inputs) if averaged else node.predict(inputs), -1)
         return said if special is None else (1 - share) * said + share * special
-
-    def _own_signal(self, node: Learner, round: int) -> list[Posteriors]:
-        """What the node itself said in this round, if that is a lesson for it."""
-        if not self.own_lesson:
-            return []
-        values, correct = node.memory.pop(SAID), node.memory.pop(RIGHT, None)
-        return [Posteriors(node.name, round, values, correct, encoding=self.written)]
 
     def _public_batch(self, node: Learner, owner: str, round: int) -> Samples:
         return node.public_batch(owner, round, self.public_batch_rows(node.batch_size))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedh2l.domain import Samples
 from fedh2l.losses import cross_entropy_rows, kl_rows
-from fedh2l.messages import Posteriors
+from fedh2l.messages import Encoding, Posteriors
 
 Confidence = Literal["accuracy", "right", "label", "certain", "none"]
 """How much a teacher is believed: `FedH2L.confidence`."""
@@ -111,6 +111,20 @@ class Shelf:
         start = "lesson." if place is None else f"lesson.{place}."
         for name in [name for name in self._memory if name.startswith(start)]:
             del self._memory[name]
+
+
+SAID, RIGHT = "said", "right of it"
+"""Under which a node remembers what it said, from sending it to learning from it."""
+
+
+def note_own(memory: dict[str, Tensor], signal: Posteriors) -> None:
+    """Remembers what a node says, which is a lesson for it too."""
+    memory |= {SAID: signal.values} | ({} if signal.correct is None else {RIGHT: signal.correct})
+
+
+def take_own(memory: dict[str, Tensor], name: str, round: int, encoding: Encoding) -> Posteriors:
+    """What the node said in this round; it is remembered no longer."""
+    return Posteriors(name, round, memory.pop(SAID), memory.pop(RIGHT, None), encoding=encoding)
 
 
 def _belief(confidence: Confidence, teacher: Tensor, labels: Tensor) -> Tensor:
