@@ -1,7 +1,7 @@
-"""The work of a round of FedH2L in bare PyTorch, for comparison: forward, backward, optimiser steps, nothing else.
+"""A round of FedH2L in bare PyTorch, for comparison: only forward, backward and optimiser steps.
 
-No sampling by address, no messages, no projection, no metrics, and no import of fedh2l: plain `torch.randint` batches
-and `torch.optim.Adam`.
+It does not import fedh2l and has no addressed sampling, messages, projection or metrics. It uses `torch.randint`
+batches and `torch.optim.Adam`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LeNet(nn.Module):
 
 
 class BareLoop:
-    """Four LeNets, 1,050 local and 100 public samples each, 400 pooled validation samples."""
+    """Four LeNets, with 1,050 local and 100 public samples each, and 400 pooled validation samples."""
 
     def __init__(self, device="cpu"):
         self.device = device

@@ -1,9 +1,9 @@
-"""What Ray adds to a round: four nodes in actors of this machine, over the same nodes in one process.
+"""Measure the time that Ray adds to a round: four nodes in actors of this machine against one process.
 
     python benchmarks/cluster.py [--blocks 12]
 
-LeNet-5 × 4 on Rotated MNIST, batch 32, evaluation every 50 rounds included; blocks of 50 rounds of either engine by
-turns, in one process that is the driver of both. Exits with 1 if a round takes more than 25 ms longer (median).
+LeNet-5 × 4 on Rotated MNIST, batch 32, with evaluation every 50 rounds. The two engines take turns in blocks of 50
+rounds. One process drives both. Exits with 1 if Ray adds more than 25 ms per round (median).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def trainer(engine: str) -> Trainer:
     if engine == "local":
         changes.append("run.device=cpu")
     made = Trainer(load_config(None, changes)[0].federation())
-    made.advance()  # threads and processes are at work from here on
+    made.advance()  # starts threads and processes
     return made
 
 

@@ -1,12 +1,15 @@
-"""What nodes side by side are worth: this project's time for a round over that of a plain loop at its best.
+"""Measure the gain from parallel nodes: this project's time per round over that of a plain loop.
 
     python benchmarks/cores.py [--blocks 8]
 
-The plain loop (`bare.py`) trains four LeNets one after the other in PyTorch and is timed with 1, 2, 4, … threads
-within an operation, up to the number of cores; its best counts. This project trains them side by side, with one thread
-each, as many as there are cores for, and half of that (`run.threads`); its best counts, too: what is called a core is
-often half of one. Blocks of 25 rounds are interleaved. Neither saves anything.
-Exits with 1 above 1.15 on fewer than 16 cores, or above 0.5 on 16 or more.
+The plain loop (`bare.py`) trains four LeNets one after another in PyTorch. It is timed with 1, 2, 4, … threads per
+operation, up to the number of cores, and the fastest is used.
+
+This project trains the nodes in parallel. It is timed with one thread per node, with all cores divided among the nodes,
+and with half of them, since a reported core is often half of a physical one (`run.threads`). The fastest is used.
+
+Blocks of 25 rounds are interleaved. Neither side saves anything. Exits with 1 above 1.15 on fewer than 16 cores, or
+above 0.5 on 16 or more.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ def main() -> int:
     for block in range(blocks + 1):
         took = {name: timed(lambda m=made: ours(*m)) for name, made in trainers.items()}
         took |= {f"{count} threads": timed(lambda c=count: plain(c)) for count in threads}
-        if block:  # the first is a warm-up
+        if block:  # the first block is a warm-up
             for name, value in took.items():
                 times.setdefault(name, []).append(value)
     medians = {name: statistics.median(values) for name, values in times.items()}

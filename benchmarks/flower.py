@@ -1,10 +1,10 @@
-"""A round of FedAvg here over one in Flower's simulation: LeNet-5, four clients, one step on a batch of 32 a round.
+"""Compare the time of a FedAvg round to Flower: LeNet-5, four clients, one step on a batch of 32 per round.
 
     python benchmarks/flower.py [--rounds 100] [--environment .flower]
 
-Flower is installed, at the first run, in a virtual environment of its own. It is given one CPU for each client, and
-half of one, and the faster of the two counts; both sides take turns, neither evaluates. What is compared is the time
-between two rounds, so starting Ray and processes is not counted. Exits with 1 if ours is not at least 8 times as fast.
+The first run installs Flower in its own virtual environment. Flower is timed with one CPU per client and with half a
+CPU, and the faster one is used. Both sides take turns and do not evaluate. Only the time between two rounds is
+measured, so starting Ray and processes does not count. Exits with 1 if this project is not at least 8 times as fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ JOB = Path(__file__).with_name("flower_job.py")
 
 
 def environment(folder: Path) -> Path:
-    """The interpreter of Flower's environment."""
+    """Return the interpreter of Flower's environment. Install it if needed."""
     python = folder / "bin" / "python"
     if not python.exists():
         print(f"installing Flower into {folder} ...", file=sys.stderr)

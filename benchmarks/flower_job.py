@@ -1,8 +1,9 @@
-"""The other side of `flower.py`, in an environment of its own: FedAvg in Flower's simulation, seconds between rounds.
+"""The Flower side of `flower.py`, in its own environment: FedAvg in Flower's simulation.
 
     python flower_job.py ROUNDS CPUS_OF_A_CLIENT
 
-Four clients, LeNet-5, one SGD step on a batch of 32 a round, no evaluation. The last line printed is the median.
+Four clients, LeNet-5, one SGD step on a batch of 32 per round, no evaluation. The last line of the output is the median
+of the seconds between rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def lenet() -> nn.Module:
 
 client_app = ClientApp()
 kept: dict[str, object] = {}
-"""What a worker process need not make again each round."""
+"""Objects that a worker process keeps between rounds."""
 
 
 @client_app.train()
@@ -54,7 +55,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):
-    """Notes when each round has been averaged."""
+    """FedAvg that records the time after each round's average."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)

@@ -1,10 +1,10 @@
-"""Milliseconds a round on one GPU: nodes as one computation, over a plain loop that takes node after node.
+"""Measure milliseconds per round on one GPU, with all nodes as one computation, against a plain loop over nodes.
 
     python benchmarks/gpu.py [--blocks 20]
 
-LeNet-5 × 4 on Rotated MNIST, batch 32, evaluation every 50 rounds included; one federation, and eight (seeds) at once.
-Exits with 1 if one takes more than 1.5 ms, eight more than 5 ms, or one is less than 20 times as fast as the plain
-loop, timed in the same run. Without a GPU it says so and does nothing. The figures wanted are for an H200.
+LeNet-5 × 4 on Rotated MNIST, batch 32, with evaluation every 50 rounds. One federation is timed, and eight (seeds) at
+once. Exits with 1 if one takes more than 1.5 ms, if eight take more than 5 ms, or if one is less than 20 times as fast
+as the plain loop of the same run. The limits are for an H200. Without a GPU it does nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def timed(work) -> float:
 
 
 def median(work, blocks: int) -> float:
-    for _ in range(2):  # the first rounds are recorded
+    for _ in range(2):  # the first rounds record CUDA graphs
         work()
     return statistics.median(timed(work) for _ in range(blocks))
 

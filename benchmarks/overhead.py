@@ -1,17 +1,16 @@
-"""How much time this project adds to a round: its time over that of a bare PyTorch loop doing the same work.
+"""Measure the time that this project adds to a round, against a bare PyTorch loop with the same work.
 
     python benchmarks/overhead.py [--blocks 20]
     python benchmarks/overhead.py --suite pacs --root FOLDER [--rounds 300] [--models heterogeneous] [--size 112]
 
-Both sides train four LeNets on Rotated MNIST shapes on one core, one after the other, evaluating every 50 rounds; this
-project runs as `fedh2l run` does, with a run directory and the progress display. Blocks of 50 rounds of the two are
-interleaved in one process, and the median of the ratios is what counts, so a noisy machine does not decide. Exits
-with 1 above 1.05.
+Both sides train four LeNets on Rotated MNIST shapes on one core, one after another, and evaluate every 50 rounds. This
+project runs like `fedh2l run`, with a run directory and the progress display. Blocks of 50 rounds are interleaved in
+one process. The result is the median of the ratios, which is robust to a noisy machine. Exits with 1 above 1.05.
 
-With `--suite pacs`, the paper's federation on the images of PACS: which share of the time of a training, from the end
-of its first round to its last evaluation, goes to anything but passes forward (to the loss) and backward and optimiser
-steps. Exits with 1 above 10 %. The first round, in which a GPU's libraries are loaded, and what comes after the last,
-testing and saving the best and the last models, are printed beside it.
+With `--suite pacs`, it trains the paper's federation on the images of PACS. It measures the overhead: the share of time
+outside forward passes with their losses, backward passes and optimiser steps. It counts from the end of the first round
+to the last evaluation. Exits with 1 above 10 %. The time of the first round, which loads a GPU's libraries, is printed
+separately, together with the time after the last round for testing and saving models.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ def timed(work) -> float:
 
 
 class Stopwatch(Callback):
-    """Counts the time that is spent in some functions, whatever they call.
-
-    From the end of the first round to the last evaluation.
-    """
+    """Measures the time inside some functions, from the end of the first round to the last evaluation."""
 
     def __init__(self, **watched: list[tuple[object, str]]) -> None:
         self.seconds = dict.fromkeys(watched, 0.0)
@@ -85,14 +81,14 @@ class Stopwatch(Callback):
 
 
 def now() -> float:
-    """With all that a GPU was given to do done."""
+    """Return the time after all work on the GPU has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def on_images(given: argparse.Namespace) -> int:
-    os.environ[CORES] = "1"  # nodes one after the other, so that times add up
+    os.environ[CORES] = "1"  # nodes run one after another, so times add up
     settings = [f"data.root={given.root}", f"data.size={given.size}", f"run.rounds={given.rounds}", "run.engine=local"]
     config, _ = load_config(None, [*PRESETS[f"pacs-{given.models}"], *settings])
     with tempfile.TemporaryDirectory() as folder:
@@ -141,10 +137,10 @@ def main() -> int:
         pairs = []
         for block in range(blocks + 1):
             sides = {"ours": trainer.advance, "bare": lambda: (bare.rounds(BLOCK), bare.evaluate())}
-            order = list(sides) if block % 2 else list(reversed(sides))  # neither side is always first
+            order = list(sides) if block % 2 else list(reversed(sides))  # the order alternates
             pairs.append({side: timed(sides[side]) for side in order})
         progress.close()
-    pairs = pairs[1:]  # the first is a warm-up
+    pairs = pairs[1:]  # the first block is a warm-up
     ours, theirs = (statistics.median(pair[side] for pair in pairs) / BLOCK * 1e3 for side in ("ours", "bare"))
     ratio = statistics.median(pair["ours"] / pair["bare"] for pair in pairs)
     print(f"fedh2l {ours:.2f} ms a round, bare loop {theirs:.2f} ms (medians of {len(pairs)} interleaved blocks)")

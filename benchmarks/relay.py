@@ -1,7 +1,7 @@
-"""Links between peers on one machine that can be counted, slowed down and cut.
+"""Links between peers on one machine that count bytes, delay them and can be cut.
 
-A relay stands between those who dial and a peer. It sees what a network sees, TCP streams of TLS records, and does
-what a network does: it passes bytes on late, or not at all. What it cannot do is change a message unseen.
+A relay is between a client and a peer. Like a network, it sees TCP streams of TLS records and can delay or drop them.
+It cannot change a message without detection.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ HOST = "127.0.0.1"
 
 
 class Link:
-    """One direction of dialling: whoever connects to `address` reaches `target`."""
+    """Connections in one direction: a client that connects to `address` reaches `target`."""
 
     def __init__(self, target: str) -> None:
         self.target, self.address = target, ""
         self.bytes = 0
-        """That have passed, both ways."""
+        """Bytes in both directions."""
         self.delay = 0.0
-        """Seconds that every byte is under way, each way."""
+        """Delay of every byte in seconds, in each direction."""
         self._open = asyncio.Event()
 
     def passes(self) -> bool:
-        """Whether it is not cut."""
+        """Return whether the link is open."""
         return self._open.is_set()
 
 
 def reroute(rehearsed, relay: Relay) -> dict[tuple[str, str], Link]:
-    """From now on every peer of a rehearsal reaches every other through a link of its own.
+    """Give each ordered pair of peers its own link. Return the links by client and server.
 
-    By who dials and who is dialled. Addresses are not what peers agree on, so each has a roster with its own.
+    Each peer gets a roster with its own addresses. Peers need not agree on addresses.
     """
     links = {}
     roster = (rehearsed.folder / "roster.toml").read_text()
@@ -49,7 +49,7 @@ def reroute(rehearsed, relay: Relay) -> dict[tuple[str, str], Link]:
 
 
 class Relay:
-    """A thread that looks after links."""
+    """A thread that runs links."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -58,23 +58,23 @@ class Relay:
         self._servers: list[asyncio.Server] = []
 
     def link(self, target: str) -> Link:
-        """A new one, which is open."""
+        """Return a new, open link."""
         made = Link(target)
         asyncio.run_coroutine_threadsafe(self._serve(made), self._loop).result(10)
         return made
 
     def cut(self, *links: Link) -> None:
-        """Nothing passes any more; nobody is told."""
+        """Hold back all bytes. The connections stay open."""
         for link in links:
             self._loop.call_soon_threadsafe(link._open.clear)
 
     def heal(self, *links: Link) -> None:
-        """What was held up passes now."""
+        """Release the bytes that were held back."""
         for link in links:
             self._loop.call_soon_threadsafe(link._open.set)
 
     def close(self) -> None:
-        """Ends everything."""
+        """Close all links and the thread."""
 
         async def end() -> None:
             for server in self._servers:
@@ -115,7 +115,7 @@ class Relay:
                 end.close()
 
     async def _pump(self, link: Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Reads at once and writes when it is time, so that a delay is a delay and not a narrow pipe."""
+        """Forward bytes after a delay. Reading continues meanwhile, so the delay does not reduce the bandwidth."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
         async def write() -> None:

@@ -1,14 +1,18 @@
-"""FedH2L for many nodes on one GPU: time, memory and bytes a round, and accuracy after a fixed budget of rounds.
+"""Measure FedH2L with many nodes on one GPU: time, memory and bytes per round, and accuracy after a number of rounds.
 
     python benchmarks/scale.py [--nodes 4,16,64,128,256,512,1024] [--peers 0,1,2,4,8] [--budget 1000] [--json FILE]
 
-LeNet-5 on every node, each at an angle of its own, with 200 private and 40 public digits, drawn with replacement by
-class shares of the node's own (Dirichlet, 1). Everybody hears all others (`peers_per_round = 0`, up to 64 nodes), or
-k of them, drawn anew each round. Accuracy is on 1,000 digits that no node has, at the angles of all nodes.
+Every node has LeNet-5, its own angle, and 200 private and 40 public digits. They are drawn with replacement by the
+node's own class shares (Dirichlet, 1). A node has all others as teachers (`peers_per_round = 0`, up to 64 nodes), or k
+that are drawn in each round. Accuracy is on 1,000 digits that no node has, at the angles of all nodes.
 
-Exits with 1 if, of what was measured, time grows faster than (N·k)^1.1 from 128 nodes on, if 1,024 nodes with k = 4
-take more than 250 ms a round or 40 GB, or if k = 4 loses more than 1.5 points to hearing all at 64 nodes. Without a GPU
-it says so and does nothing, unless `--device cpu` is given, for which there are no bars.
+Exits with 1 in one of these cases, if measured:
+
+- time grows faster than (N·k)^1.1 from 128 nodes on;
+- 1,024 nodes with k = 4 take more than 250 ms per round or more than 40 GB;
+- k = 4 loses more than 1.5 points against all teachers at 64 nodes.
+
+With `--device cpu` there are no limits. Without a GPU and without this option it does nothing.
 """
 
 from __future__ import annotations
@@ -38,15 +42,15 @@ from fedh2l.optimizers import OptimizerSettings
 from fedh2l.settings import RunSettings
 
 HELD_OUT = 100
-"""Digits of each class that no node is given."""
+"""Digits per class that are held out for testing."""
 PRIVATE, PUBLIC = 200, 40
 WARM, TIMED = 2, 5
-"""Blocks of 10 rounds."""
+"""Warm-up and timed blocks of 10 rounds."""
 EXPONENT, MILLISECONDS, GIGABYTES, POINTS = 1.1, 250.0, 40.0, 1.5
 
 
 def digits() -> tuple[Tensor, Tensor, list[list[int]]]:
-    """All images, their labels, and for each class the places of those that nodes may be given."""
+    """Return all images, their labels, and the indices of each class."""
     images, labels = embedded_digits()
     places = [np.flatnonzero(labels == digit).tolist() for digit in range(10)]
     return torch.from_numpy(images).float().div(255).unsqueeze(1), torch.from_numpy(labels), places
@@ -82,7 +86,7 @@ def test_set(count: int) -> Samples:
 
 
 class Run:
-    """A federation of so many nodes, each hearing k others; 0: all."""
+    """A federation in which each node has k teachers per round. 0 means all others."""
 
     def __init__(self, nodes: list[fedh2l.Node], k: int, device: str, seed: int = 0) -> None:
         settings = RunSettings(rounds=1_000_000, seed=seed, device=device, engine="batched").resolved()
@@ -99,7 +103,7 @@ class Run:
         self.engine.series()
 
     def timed(self) -> float:
-        """Milliseconds a round; the median of a few blocks."""
+        """Return milliseconds per round, the median of a few blocks."""
         times = []
         for _ in range(WARM + TIMED):
             began = time.perf_counter()
@@ -110,27 +114,27 @@ class Run:
         return float(np.median(times[WARM:]))
 
     def memory(self) -> float:
-        """Gigabytes at the most; on a CPU, of the whole process so far."""
+        """Return the peak memory in GB. On a CPU, it is the peak of the whole process."""
         if self.device == "cuda":
             return torch.cuda.max_memory_reserved() / 1e9
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
     def accuracy(self, tests: Samples) -> float:
-        """Of all nodes on average, in percent."""
+        """Return the mean accuracy of all nodes in percent."""
         self.engine.formation.save(0)
         right = self.engine.correct([tests.to(torch.device(self.device), torch.float32)])
         return 100 * sum(counts[0] for counts in right.values()) / (self.count * len(tests))
 
 
 def clear(device: str) -> None:
-    gc.collect()  # CUDA graphs of the run before are in cycles
+    gc.collect()  # cycles keep the CUDA graphs of the last run alive
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """The exponent of a power law through points."""
+    """Return the exponent of a power law fitted to points."""
     x, y = (np.log([point[i] for point in points]) for i in (0, 1))
     return float(np.polyfit(x, y, 1)[0])
 
@@ -183,7 +187,7 @@ def main() -> int:
 
 
 def judge(rows: list[dict]) -> int:
-    """Prints how what was measured compares with what is wanted; 1 if something falls short."""
+    """Print each measurement with its limit. Return 1 if one exceeds it."""
     short = False
 
     def held(fine: bool, text: str) -> None:

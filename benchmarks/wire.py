@@ -1,11 +1,11 @@
-"""What the wire costs: bytes of a signal on the socket, TLS included, and the time that peers add to a round.
+"""Measure network costs: bytes per message on the socket, with TLS, and the time that peers add to a round.
 
     python benchmarks/wire.py [--blocks 7] [--rounds 400]
 
-Four peers on loopback, each a process with its own certificate, train logistic regression, so that computing does not
-hide the wire. Blocks of them and of the same training in one process are interleaved; a round's time is the median
-over the stretches between two evaluations, without the start. Bytes are counted in further blocks, by relays through
-which all connections go, both ways, on connections that are warm. Exits with 1 above either bar.
+Four peers on loopback, each a process with its own certificate, train logistic regression. Its computation is short, so
+the network dominates. Blocks of them are interleaved with the same training in one process. The time of a round is the
+median over the intervals between two evaluations, without the first. Bytes are counted in other blocks, on established
+connections, by relays in both directions. Exits with 1 above either limit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def settings(rounds: int):
 
 
 def stretches(lines: list[dict]) -> list[float]:
-    """Milliseconds a round between evaluations, without the first stretch."""
+    """Return the milliseconds per round between evaluations, without the first interval."""
     return [
         1e3 * (after["seconds"] - before["seconds"]) / (after["round"] - before["round"])
         for before, after in pairwise(lines)
@@ -51,27 +51,27 @@ def metrics(path: Path) -> list[dict]:
 
 
 def together(config, folder: Path) -> float:
-    """One process."""
+    """Train in one process. Return the milliseconds per round."""
     directory = RunDirectory.claim(folder / "run", to_toml(config))
     Trainer(config.federation(), directory).run()
     return statistics.median(stretches(metrics(directory.path)))
 
 
 def apart(config, folder: Path) -> float:
-    """A process for every node."""
+    """Train with one process per node. Return the milliseconds per round."""
     made = Rehearsal(config, config.federation(), folder)
     made.run()
     return statistics.median(t for name in made.names for t in stretches(metrics(folder / name / "run")))
 
 
 def counted(config, folder: Path) -> tuple[float, int]:
-    """Bytes on the socket for each signal, and the payload of one."""
+    """Return the bytes on the socket per message, and the payload of one message."""
     made, relay = Rehearsal(config, config.federation(), folder), Relay()
     links = list(reroute(made, relay).values())
     processes = [made.start(name) for name in made.names]
 
     def reached(round: int) -> int:
-        """Bytes when all peers have done a round."""
+        """Return the bytes once all peers have done this round."""
         while any(_round(folder / name / "run") < round for name in made.names):
             if any(process.poll() not in (None, 0) for process in processes):
                 raise RuntimeError("a peer failed")

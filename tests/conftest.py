@@ -60,8 +60,26 @@ def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def call(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fedh2l", *map(str, arguments)]
-        environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        search = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(search)}
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, **options)
+
+    return call
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in this process: its exit code, standard output and standard error."""
+    from fedh2l.cli import main
+    from fedh2l.cli.console import err
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedh2l", *map(str, arguments)])
+        monkeypatch.setattr(err, "_width", 400)  # no text is split over lines
+        with pytest.raises(SystemExit) as left:
+            main()
+        streams = capsys.readouterr()
+        return int(left.value.code or 0), streams.out, streams.err
 
     return call
 
@@ -74,8 +92,9 @@ def town(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     made: list[Town] = []
 
-    def make(*changes: str, **timing: Any) -> Town:
-        made.append(Town(rehearsal(tmp_path / f"town{len(made)}", *changes, timing=Timing(**timing))))
+    def make(*changes: str, nodes: int = 4, **timing: Any) -> Town:
+        folder = tmp_path / f"town{len(made)}"
+        made.append(Town(rehearsal(folder, *changes, timing=Timing(**timing), nodes=nodes)))
         return made[-1]
 
     yield make

@@ -46,49 +46,33 @@ def train(
     kl_weight=1.0,
     temperature=1.0,
     project="qp",
-    joint=False,
     local_gradient="sum",
-    shared_state=False,
     heard=None,
-    revisit=0,
-    specialists=None,
-    share=0.0,
-    own_lesson=False,
+    replay=0,
 ):
     """Trains `models` in place.
 
     `pools[i]` and `publics[i]` are (inputs, labels); `local_indices(i, r)` and `public_indices(i, r)` give batches;
-    `heard(i, r)` lists the teachers of node i (default: everybody else). `revisit` is beyond the paper: so many
-    lessons are kept and learned again in turn, one in each round without an exchange. So are `specialists`, models that
-    learn from local batches alone and have a `share` in what a node says, and `own_lesson`, which has nodes hear
-    themselves after the others.
+    `heard(i, r)` lists the teachers of node i (default: everybody else). `replay` is beyond the paper: that many
+    lessons are kept and repeated in turn, one in each round without an exchange.
     """
     n = len(models)
     heard = heard or (lambda i, r: [j for j in range(n) if j != i])
     make = lambda m: torch.optim.Adam(m.parameters(), lr=lr, weight_decay=weight_decay, amsgrad=True)  # noqa: E731
     local_optimizers = [make(m) for m in models]
-    mutual_optimizers = local_optimizers if shared_state else [make(m) for m in models]
-    specialist_optimizers = [make(m) for m in specialists or []]
-    history = [{"gradients": [], "start": None} for _ in range(n)]
-    shelves = [[None] * min(revisit, interval - 1) for _ in range(n)]
+    mutual_optimizers = [make(m) for m in models]
+    history = [[] for _ in range(n)]
+    shelves = [[None] * min(replay, interval - 1) for _ in range(n)]
 
     def learn(i, lesson):
         """One mutual step of node i from (inputs, labels, posteriors, accuracy) of each teacher."""
         parameters = list(models[i].parameters())
-        gradients, start = history[i]["gradients"], history[i]["start"]
-        if joint:
-            g_loc = gradients[-1]
-        elif local_gradient == "sum":
+        gradients, history[i] = history[i], []
+        if local_gradient == "sum":
             g_loc = sum(gradients)
-        elif local_gradient == "displacement":
-            g_loc = start - flatten(parameters).detach()
         else:
             g_loc = gradients[-1] - gradients[0] if interval > 1 else gradients[-1]
-        history[i] = {"gradients": [], "start": None}
         if not lesson:
-            if joint:
-                spread(g_loc, parameters)
-                mutual_optimizers[i].step()
             return
         loss = 0.0
         for x, y, p, accuracy in lesson:
@@ -117,19 +101,12 @@ def train(
             x, y = pools[i]
             idx = local_indices(i, r)
             parameters = list(model.parameters())
-            if not history[i]["gradients"]:
-                history[i]["start"] = flatten(parameters).detach().clone()
             loss = F.cross_entropy(model(x[idx]), y[idx])
             g = flatten(torch.autograd.grad(loss, parameters))
-            history[i]["gradients"].append(g)
-            if not (joint and mutual_round):
-                spread(g, parameters)
-                local_optimizers[i].step()
-            if specialists:
-                specialist_optimizers[i].zero_grad()
-                F.cross_entropy(specialists[i](x[idx]), y[idx]).backward()
-                specialist_optimizers[i].step()
-            if revisit and not mutual_round and exchanges:
+            history[i].append(g)
+            spread(g, parameters)
+            local_optimizers[i].step()
+            if replay and not mutual_round and exchanges:
                 back = (r % interval - 1) % min(exchanges, len(shelves[i]))
                 lesson = shelves[i][(exchanges - 1 - back) % len(shelves[i])]
                 if lesson:
@@ -142,11 +119,9 @@ def train(
             idx = public_indices(i, r)
             with torch.no_grad():
                 p = F.softmax(model(x[idx]), dim=1)
-                if specialists:
-                    p = (1 - share) * p + share * F.softmax(specialists[i](x[idx]), dim=1)
             signals.append((x[idx], y[idx], p, (p.argmax(1) == y[idx]).double().mean()))
         for i in range(n):
-            lesson = [signals[j] for j in [*heard(i, r), *[i] * own_lesson]]
+            lesson = [signals[j] for j in heard(i, r)]
             learn(i, lesson)
             if shelves[i]:
                 shelves[i][exchanges % len(shelves[i])] = lesson

@@ -15,8 +15,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditError, AuditLog, Head, audit, line_hash, read_heads
-from fedh2l.peer.circle import PeerRefusedError
+from fedh2l.peer.audit import log as logs
+from fedh2l.peer.authority import Authority
+from fedh2l.peer.refusals import PeerRefusedError
 from fedh2l.peer.witness import Witnesses
+from test_pki import join
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 
@@ -126,7 +129,7 @@ def test_heads_say_what_they_said(log):
 def test_a_torn_line_is_closed_and_told(path, left):
     kept = lines(path)
     path.write_bytes(b"".join(kept[:-1]) + kept[-1][:left])
-    assert "ends in the middle of a line" in audit(path).problems[0]
+    assert "is incomplete" in audit(path).problems[0]
     again = AuditLog(path, "north", "zoo", KEY)
     again.record("posteriors", "south", 6, b"x")
     again.close()
@@ -186,7 +189,7 @@ def test_many_threads(tmp_path):
 
 def test_where_nothing_can_be_noted_nothing_is_sent(log):
     os.close(log._file)
-    with pytest.raises(AuditError, match="cannot note what is sent, so nothing is: Bad file"):
+    with pytest.raises(AuditError, match="cannot write the audit log, so nothing is sent: Bad file"):
         log.record("posteriors", "south", 6, b"x")
 
 
@@ -268,7 +271,7 @@ def test_a_witness_keeps_nothing_that_is_no_head(tmp_path):
         word(3, last="a" * 4000),
         pb.Head(length=3, hash="a" * 64, signature="A" * 999),
     ):
-        with pytest.raises(PeerRefusedError, match="that is none"):
+        with pytest.raises(PeerRefusedError, match="invalid head"):
             kept.take("north", strange, KEY.public_key())
     assert list(tmp_path.iterdir()) == []
 
@@ -291,4 +294,100 @@ def test_what_is_no_number_is_told(path):
     changed = [json.loads(line) for line in lines(path)]
     changed[3]["bytes"] = "abc"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in changed))
-    assert "line 4 does not say how much was sent" in audit(path).problems
+    assert "line 4 does not give the number of bytes sent" in audit(path).problems
+
+
+@pytest.mark.parametrize("value", [10**400, -5])
+@pytest.mark.parametrize("field", ["bytes", "round", "line"])
+def test_numbers_that_no_log_has(path, invoke, field, value):
+    changed = [json.loads(line) for line in lines(path)]
+    changed[3][field] = value
+    changed[3]["hash"] = line_hash(changed[3])
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in changed))
+    code, out, err = invoke("audit", path)
+    assert code == 1
+    assert "error: " in err
+    assert "-" not in out
+
+
+def test_a_log_under_another_name_is_not_passed_over_by_witnesses(path, tmp_path, invoke):
+    """Whoever writes its log anew must not come away with another name in it."""
+    head = Head.sign("north", 5, json.loads(lines(path)[4])["hash"], KEY)
+    (tmp_path / "witness.jsonl").write_text(head.to_json() + "\n")
+    path.unlink()
+    AuditLog(path, "North", "zoo", KEY).close()
+    code, _, err = invoke("audit", path, "--witness", tmp_path / "witness.jsonl")
+    assert code == 1
+    assert "no witness speaks of 'North'" in err
+    join(Authority.found(tmp_path / "authority", "zoo"), tmp_path / "keys")
+    code, _, err = invoke("audit", path, "--certificate", tmp_path / "keys" / "node.pem")
+    assert code == 1
+    assert "the certificate is that of 'north', the log that of 'North'" in err
+
+
+def many(folder, rounds: int = 400, monkeypatch=None) -> None:
+    """A log of several files."""
+    monkeypatch.setattr(logs, "LARGEST", 20_000)
+    for first in range(1, rounds + 1, 100):  # with restarts
+        log = AuditLog(folder / "audit.jsonl", "north", "zoo", KEY)
+        for round in range(first, first + 100):
+            log.record("posteriors", "south", round, bytes(100))
+        assert log.sent["south"] == 100 * (first + 99)
+        log.close()
+
+
+def test_a_large_log_is_several_files(tmp_path, monkeypatch, invoke):
+    many(tmp_path, monkeypatch=monkeypatch)
+    files = sorted(tmp_path.glob("audit-*.jsonl"))
+    assert len(files) > 3
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+    report = audit(tmp_path / "audit.jsonl")
+    assert (report.problems, report.files) == ([], len(files) + 1)
+    assert (report.node, report.messages["posteriors"], report.last_round) == ("north", 400, 400)
+    assert report.lines == 401 + len(files)
+    code, out, _ = invoke("audit", tmp_path / "audit.jsonl")
+    assert (code, f" lines in {len(files) + 1} files up to round 400, nothing else" in out) == (0, True)
+    first = int(files[1].stem.rpartition("-")[2])
+    last = int(files[2].stem.rpartition("-")[2]) - 1
+    files[1].unlink()
+    (problem,) = audit(tmp_path / "audit.jsonl").problems
+    assert problem == f"entries {first} to {last} are missing before {files[2].name}, line 1"
+
+
+def test_killed_between_two_files(tmp_path, monkeypatch):
+    many(tmp_path, 100, monkeypatch)
+    (tmp_path / "audit.jsonl").rename(tmp_path / "audit-000000000090.jsonl")
+    log = AuditLog(tmp_path / "audit.jsonl", "north", "zoo", KEY)
+    log.record("posteriors", "south", 101, bytes(100))
+    assert log.sent["south"] == 10_100
+    log.close()
+    report = audit(tmp_path / "audit.jsonl")
+    assert (report.problems, report.messages["posteriors"]) == ([], 101)
+
+
+@pytest.mark.parametrize("place", [0, 1, 700])
+def test_one_deleted_line_is_one_finding(tmp_path, invoke, place):
+    log = AuditLog(tmp_path / "audit.jsonl", "north", "zoo", KEY)
+    for round in range(1, 1001):
+        log.record("posteriors", "south", round, bytes(100))
+    log.close()
+    kept = lines(tmp_path / "audit.jsonl")
+    del kept[place]
+    (tmp_path / "audit.jsonl").write_bytes(b"".join(kept))
+    problems = audit(tmp_path / "audit.jsonl").problems
+    assert problems[0] == f"entry {place + 1} is missing before line {place + 1}"
+    assert problems[1:] == ([] if place else ["its beginning is missing"])
+    code, _, errors = invoke("audit", tmp_path / "audit.jsonl")
+    assert (code, errors.count("error:")) == (1, len(problems))
+
+
+def test_very_many_problems_are_not_all_shown(tmp_path, invoke):
+    log = AuditLog(tmp_path / "audit.jsonl", "north", "zoo", KEY)
+    for round in range(1, 101):
+        log.record("posteriors", "south", round, bytes(100))
+    log.close()
+    text = (tmp_path / "audit.jsonl").read_text().replace('"bytes":100', '"bytes":200')
+    (tmp_path / "audit.jsonl").write_text(text)
+    _, _, errors = invoke("audit", tmp_path / "audit.jsonl")
+    assert errors.count("error:") == 21
+    assert "and 80 more problems" in errors

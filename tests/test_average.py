@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from fedh2l.errors import ConfigError
-from fedh2l.learner import AVERAGE
+from fedh2l.learner import EMA
 from fedh2l.trainer import Trainer
 from test_engine import NOISY, advance
 
 
 def followed(federation, *changes: str, rounds: int = 12) -> tuple[Trainer, dict[str, list[torch.Tensor]]]:
     """A run round by round, with what each node shared after each of them."""
-    trainer = Trainer(federation("run.average=0.8", *changes))
+    trainer = Trainer(federation("run.ema_decay=0.8", *changes))
     seen: dict[str, list[torch.Tensor]] = {learner.name: [] for learner in trainer.engine.learners}
     for round in range(1, rounds + 1):
         trainer.engine.advance(round, round, lambda _: True)
         for learner in trainer.engine.learners:
-            seen[learner.name].append(learner.shared())
+            seen[learner.name].append(learner.network.shared())
     return trainer, seen
 
 
@@ -37,7 +37,7 @@ def averaged(weights: list[torch.Tensor], decay: float) -> torch.Tensor:
 def test_it_is_the_average_of_what_a_node_had_after_each_round(federation, changes):
     trainer, seen = followed(federation, *changes)
     for learner in trainer.engine.learners:
-        found = learner.memory[AVERAGE].double()
+        found = learner.memory[EMA].double()
         torch.testing.assert_close(found, averaged(seen[learner.name], 0.8), rtol=0, atol=1e-6)
 
 
@@ -45,8 +45,8 @@ def test_of_parameter_averaging_it_is_of_the_global_models(federation):
     trainer, seen = followed(federation, "method.name=fedavg", "method.interval=4")
     for learner in trainer.engine.learners:
         models = [seen[learner.name][round - 1] for round in (4, 8, 12)]
-        torch.testing.assert_close(learner.memory[AVERAGE].double(), averaged(models, 0.8), rtol=0, atol=1e-6)
-    first, *others = (learner.memory[AVERAGE] for learner in trainer.engine.learners)
+        torch.testing.assert_close(learner.memory[EMA].double(), averaged(models, 0.8), rtol=0, atol=1e-6)
+    first, *others = (learner.memory[EMA] for learner in trainer.engine.learners)
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -57,9 +57,9 @@ def test_it_is_what_is_evaluated_and_kept(federation, changes):
     logits = {}
     images = trainer._tests[0].inputs
     for learner in trainer.engine.learners:
-        before = learner.shared()
+        before = learner.network.shared()
         logits[learner.name] = learner.teach(images)
-        assert torch.equal(learner.shared(), before)  # training goes on from where it was
+        assert torch.equal(learner.network.shared(), before)  # training goes on from where it was
     trainer.engine.select("last")
     for learner in trainer.engine.learners:
         assert torch.equal(learner.parameters, expected[learner.name]["parameters"])
@@ -67,16 +67,15 @@ def test_it_is_what_is_evaluated_and_kept(federation, changes):
 
 
 def test_it_changes_nothing_that_is_trained_unless_it_teaches(federation):
-    plain, kept, teaching = (
-        advance(federation(*changes))[1]
-        for changes in ([], ["run.average=0.8"], ["run.average=0.8", "method.teacher=average"])
-    )
+    def ends(*changes: str) -> tuple[dict, dict]:
+        return tuple(advance(federation(*changes, f"run.ema_decay={decay}"))[1] for decay in (0.0, 0.8))
+
+    plain, kept = ends()
     assert all(torch.equal(plain[name], kept[name]) for name in plain)
-    assert not any(torch.equal(plain[name], teaching[name]) for name in plain)
+    present, teaching = ends("method.name=fedh2l-plus")
+    assert not any(torch.equal(present[name], teaching[name]) for name in present)
 
 
 def test_what_cannot_be_is_refused(federation):
-    with pytest.raises(ConfigError, match=r"method\.teacher = 'average': no average is kept; set run\.average"):
-        federation("method.teacher=average")
-    with pytest.raises(ConfigError, match=r"run\.average: fedgkt trains models of which there is no average"):
-        federation("method.name=fedgkt", "run.average=0.9")
+    with pytest.raises(ConfigError, match=r"run\.ema_decay: the models of fedgkt cannot be averaged; set it to 0"):
+        federation("method.name=fedgkt", "run.ema_decay=0.9")

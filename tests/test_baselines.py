@@ -1,5 +1,6 @@
-"""The baselines against plain transcriptions of their papers: torch's own optimisers and losses, nothing of ours.
+"""The baselines against plain transcriptions of their sources: torch's own optimisers and losses, nothing of ours.
 
+Some sources are code and not papers, as `docs/methods.md` says, and FedMD is compared without its transfer phase.
 Parameters agree to the float32 of the messages (1e-6 where rounding is copied, 2e-5 where AMSGrad sees it).
 """
 

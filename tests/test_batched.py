@@ -31,39 +31,28 @@ MIXED = [
 NORMED = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=test_batched:normed", "model_args={}")]
 BRANCHING = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=test_batched:Branching", "model_args={}")]
 DEEP = [f"nodes.{i}.model_args.hidden=[12,9]" for i in range(4)]
-SPECIALIST = ["method.specialist=0.5", "method.own_lesson=true"]
+PLUS = "method.name=fedh2l-plus"
 
 VARIANTS = {
     "fedh2l": [],
     "interval": ["method.interval=3"],
-    "displacement": ["method.interval=3", "method.local_gradient=displacement"],
-    "revisit": ["method.interval=4", "method.revisit=2", "data.augment=all"],
-    "revisit-norm": ["method.interval=3", "method.revisit=3", "method.confidence=none", *NORMED],
-    "specialist": [*SPECIALIST, "run.average=0.9", "method.teacher=average"],
-    "specialist-norm": [*SPECIALIST, "method.interval=3", "method.revisit=2", *NORMED],
-    "specialist-unlabelled": [
-        *SPECIALIST,
-        "data.public_labels=false",
-        "method.ce=false",
-        "method.local_data=private",
-        "method.confidence=none",
-        "method.encoding=int4",
-    ],
-    "specialist-mixed": [*SPECIALIST, "method.peers_per_round=2", "run.average=0.9", *MIXED],
-    "pcgrad-joint": ["method.project=pcgrad", "method.pcgrad=joint"],
-    "shared-state": ["method.optimizer_state=shared"],
-    "soft": ["method.temperature=4", "method.kl_weight=0.5", "method.confidence=right"],
-    "believed": ["method.confidence=label"],
+    "difference": ["method.interval=3", "method.local_gradient=difference"],
+    "pcgrad": ["method.project=pcgrad"],
+    "replay": [PLUS, "method.interval=4", "method.replay=2"],
+    "replay-norm": [PLUS, "method.interval=3", "method.replay=3", *NORMED],
+    "unlabelled": [PLUS, "data.public_labels=false", "method.encoding=int4"],
+    "soft": ["method.temperature=4", "method.kl_weight=0.5"],
     "int4": ["method.encoding=int4"],
     "topk": ["method.encoding=topk-2", "method.peers_per_round=2"],
     "views": ["data.augment=all"],
     "views-lenet": ["data.augment=all", "method.peers_per_round=2", *LENETS],
     "views-mixed": ["data.augment=local", *MIXED],
     "views-public": ["data.augment=public"],
-    "averaged": ["run.average=0.9", "method.teacher=average"],
-    "averaged-norm": ["run.average=0.9", "method.teacher=average", "method.interval=3", *NORMED],
-    "averaged-fedavg": ["method.name=fedavg", "method.interval=4", "run.average=0.8"],
-    "averaged-fedmd": ["method.name=fedmd", "run.average=0.8"],
+    "ema": ["run.ema_decay=0.9"],
+    "plus": [PLUS, "run.ema_decay=0.9"],
+    "plus-norm": [PLUS, "run.ema_decay=0.9", "method.interval=3", *NORMED],
+    "ema-fedavg": ["method.name=fedavg", "method.interval=4", "run.ema_decay=0.8"],
+    "ema-fedmd": ["method.name=fedmd", "run.ema_decay=0.8"],
     "ring": ["method.topology=ring"],
     "peers": ["method.peers_per_round=2"],
     "pairs": ["method.pairing=pairs"],
@@ -209,9 +198,9 @@ class Rounds(Callback):
 
 def test_layers_that_cannot_be_run_as_one_are_run_in_turn():
     engine = engines_for([federation_of(0, *BRANCHING, "run.engine=batched")])[0]
-    assert [group.stackable for group in engine.formation.groups] == [False]
+    assert [group.network.stackable for group in engine.formation.groups] == [False]
     engine = engines_for([federation_of(0, "run.engine=batched")])[0]
-    assert [group.stackable for group in engine.formation.groups] == [True]
+    assert [group.network.stackable for group in engine.formation.groups] == [True]
     engine = engines_for([federation_of(0, *MIXED, "run.engine=batched")])[0]
     assert [len(group.members) for group in engine.formation.groups] == [2, 1, 1]
 
@@ -221,8 +210,7 @@ def test_layers_that_cannot_be_run_as_one_are_run_in_turn():
     "changes",
     [
         ["method.interval=3"],
-        ["method.interval=4", "method.revisit=2", "data.augment=all"],
-        [*SPECIALIST, "method.interval=4", "run.average=0.9"],
+        [PLUS, "method.interval=4", "method.replay=2"],
         ["method.name=fedavg", "method.interval=8"],
         ["method.name=fml", "method.interval=4"],
         ["method.name=fedgkt", "method.interval=4", "method.server_epochs=1", *DEEP],
@@ -336,5 +324,5 @@ def test_more_nodes_than_are_stacked_at_once(variant, seeds, monkeypatch):
 @pytest.mark.parametrize("engine", ["local", "batched"])
 def test_federations_that_were_made_apart_are_not_run_as_one(engine):
     apart = [Trainer(federation_of(seed, f"run.engine={engine}")) for seed in (0, 1)]
-    with pytest.raises(ValueError, match="engines of their own"):
+    with pytest.raises(ValueError, match="separate engines"):
         run_together(apart)

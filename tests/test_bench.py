@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
+from math import pi, sqrt, tan
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import t, ttest_rel
+from scipy.stats import ttest_rel
 
+from fedh2l import extras
 from fedh2l.bench.cells import Cell, Place, _fingerprint, all_cells, cells_of, run_cells, takes_part, units
 from fedh2l.bench.output import Report
 from fedh2l.bench.statistics import Difference, Summary, t_quantile
@@ -35,8 +38,23 @@ BENCH = ["bench", "comparison", "--rounds", "6", "--methods", "fedh2l,independen
 
 
 def test_quantiles_are_students():
-    for freedom in (1, 2, 4, 9, 30, 31, 100, 5000):
-        assert t_quantile(freedom) == pytest.approx(t.ppf(0.975, freedom), abs=6e-4)
+    """Of one degree of freedom it is tan(0.475 π), of two √(2 · 0.95² / (1 - 0.95²)); the others are from tables."""
+    known = {
+        1: tan(0.475 * pi),
+        2: sqrt(2 * 0.95**2 / (1 - 0.95**2)),
+        4: 2.7764451052,
+        9: 2.2621571628,
+        30: 2.0422724563,
+    }
+    for freedom, quantile in known.items():
+        assert t_quantile(freedom) == pytest.approx(quantile, abs=1e-9)
+
+
+def test_an_interval_by_hand():
+    """Of the differences 1, 2, 3, 4, 5: their deviation is √2.5, and the quantile of four degrees 2.776."""
+    difference = Difference.of([2.0, 4.0, 6.0, 8.0, 10.0], [1.0, 2.0, 3.0, 4.0, 5.0])
+    assert difference.mean == 3
+    assert difference.half_width == pytest.approx(2.7764451052 * sqrt(2.5 / 5), abs=1e-9)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=12))
@@ -46,8 +64,8 @@ def test_intervals_are_those_of_a_paired_t_test(pairs):
         return
     difference = Difference.of(one, two)
     interval = ttest_rel(one, two).confidence_interval(0.95)
-    assert difference.mean - difference.half_width == pytest.approx(interval.low, abs=2e-2, rel=1e-3)
-    assert difference.mean + difference.half_width == pytest.approx(interval.high, abs=2e-2, rel=1e-3)
+    assert difference.mean - difference.half_width == pytest.approx(interval.low, abs=1e-6)
+    assert difference.mean + difference.half_width == pytest.approx(interval.high, abs=1e-6)
 
 
 def test_one_seed_has_neither_spread_nor_interval():
@@ -172,7 +190,7 @@ def test_killed_half_way_it_does_only_the_rest(cli, tmp_path):
 def test_out_of_time_it_stops_cleanly_and_goes_on(cli, tmp_path):
     first = cli(*BENCH, "--seeds", "1", "--out", "out", "--time-limit", "0")
     assert first.returncode == 75
-    assert "The same command goes on" in first.stderr
+    assert "The same command continues" in first.stderr
     assert (tmp_path / "out/comparison.md").exists()
     second = cli(*BENCH, "--seeds", "1", "--out", "out")
     assert second.returncode == 0, second.stderr
@@ -267,6 +285,7 @@ def test_a_cell_goes_on_from_its_checkpoint(tmp_path):
     run_cells([cell], Place(tmp_path / "b", "cpu", Callback, lambda: False))
     one, two = (cell.result(tmp_path / name) for name in "ab")
     assert {**one, "seconds": 0} == {**two, "seconds": 0}
+    assert not list(tmp_path.rglob("*.ckpt"))  # nothing is extended
 
 
 def test_what_a_killed_process_left_half_made_is_made_anew(tmp_path):
@@ -274,6 +293,16 @@ def test_what_a_killed_process_left_half_made_is_made_anew(tmp_path):
     cell.path(tmp_path).mkdir(parents=True)
     assert run_cells([cell], Place(tmp_path, "cpu", Callback, lambda: False)) == {}
     assert cell.result(tmp_path) is not None
+
+
+@pytest.mark.parametrize(("suite", "missing"), [("comparison", "scipy"), ("frontier", "matplotlib")])
+def test_a_missing_extra_is_named_before_anything_runs(suite, missing, invoke, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(extras, "find_spec", lambda module: None if module == missing else find_spec(module))
+    code, _, said = invoke("bench", suite, "--rounds", 1)
+    assert code == 2
+    assert f"this needs {missing}; pip install 'fedh2l[bench]'" in " ".join(said.split())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -299,7 +328,8 @@ def test_validation_data_chooses_between_settings(tmp_path):
         for cell in cells_of(row, suite.tables[0], choice, 2, ()):
             node = {"name": "a", "model": "m", "ACC": test, "WDP": test, "CDP": test, "round": 1,
                     "validation": validation, "last": scores(1, 1, 1)}  # fmt: skip
-            result = {"seed": cell.seed, "nodes": [node], "average": scores(test, test, test), "last": scores(1, 1, 1),
+            result = {"method": "fedavg", "rounds": 10, "selection": "best", "matrix": [[test]],
+                      "seed": cell.seed, "nodes": [node], "average": scores(test, test, test), "last": scores(1, 1, 1),
                       "bytes": {"total": 10, "per_round": 1.0, "multicast": 5}, "conflict_rate": 0.0,
                       "seconds": 1.0}  # fmt: skip
             cell.path(tmp_path).mkdir(parents=True)

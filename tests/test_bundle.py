@@ -15,7 +15,7 @@ from PIL import Image
 from fedh2l.domain import Samples
 from fedh2l.errors import ConfigError, DataError
 from fedh2l.peer.bundle import Bundle, Part, merge
-from fedh2l.peer.public import from_folder, from_list, from_table, image_schema, table_schema
+from fedh2l.peer.public import from_folder, from_list, from_table, image_schema
 
 CLASSES = ("cat", "dog")
 SCHEMA = image_schema("L:4x6")
@@ -106,7 +106,7 @@ def test_parts_that_do_not_fit(others, why):
 
 def test_a_class_that_nobody_gives():
     only_cats = [replace(part(n), samples=Samples(torch.rand(2, 1, 6, 4), torch.zeros(2).long())) for n in "ab"]
-    with pytest.raises(DataError, match="class 'dog' is in nobody's part"):
+    with pytest.raises(DataError, match="class 'dog' is in no member's part"):
         merge("zoo", only_cats)
 
 
@@ -158,23 +158,63 @@ def test_folders_and_lists_of_images(zoo):
         from_list(zoo / "list.csv", CLASSES, SCHEMA)
 
 
+TABLE = {"label": "kind", "classes": list(CLASSES), "numeric": ["x", "y"], "categorical": ["who"]}
+
+
 def test_tables(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("y,x,kind\n1,2.5,dog\n-3,4e2,cat\n")
-    samples = from_table(path, "kind", CLASSES, table_schema(["x", "y"]))
-    assert samples.inputs.tolist() == [[2.5, 1.0], [400.0, -3.0]]
-    assert samples.labels.tolist() == [1, 0]
+    path.write_text("y,x,kind,who\n1,2.5,dog,me\n-3,4e2,cat,?\n?,,dog,you\n")
+    schema, samples = from_table(path, TABLE)
+    assert schema == {
+        "kind": "records", "numeric": ["x", "y"], "categorical": {"who": ["me", "you"]}, "indicators": False,
+        "units": {},
+    }  # fmt: skip
+    nan = pytest.approx(float("nan"), nan_ok=True)
+    assert samples.inputs.tolist() == [[2.5, 1.0, 0.0], [400.0, -3.0, nan], [nan, nan, 1.0]]
+    assert samples.labels.tolist() == [1, 0, 1]
     for text, why in (
-        ("y,kind\n1,dog\n", "no column 'x'"),
-        ("y,x,kind\n1,,dog\n", "could not convert"),
-        ("y,x,kind\n1,nan,dog\n", "not finite"),
-        ("y,x,kind\n1,2,cow\n", "'cow' is not one of cat, dog"),
-        ("y,x,kind\n1,2\n", "the row is too short"),
-        ("y,x,kind\n", "has no rows"),
+        ("y,kind,who\n1,dog,me\n", "no column 'x'"),
+        ("y,x,kind,who\n1,two,dog,me\n", "is not a number"),
+        ("y,x,kind,who\n1,2,cow,me\n", "'cow' is not one of cat, dog"),
+        ("y,x,kind,who\n1,2\n", "it has 2 cells, where there are 4 columns"),
+        ("y,x,kind,who\n", "has no records"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=why):
-            from_table(path, "kind", CLASSES, table_schema(["x", "y"]))
+            from_table(path, TABLE)
+
+
+def tables(tmp_path, second: str = "x,y,kind,who\n5,1,cat,they\n7,?,dog,me\n", **units: str) -> list[Part]:
+    texts = {"a": "x,y,kind,who\n1,1,dog,me\n3,2,cat,you\n", "b": second}
+    parts = []
+    for name, text in texts.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+        schema, samples = from_table(tmp_path / f"{name}.csv", TABLE, units=units)
+        parts.append(Part(name, CLASSES, schema, samples))
+    return parts
+
+
+def test_merged_tables_have_one_scale(tmp_path):
+    bundle = merge("zoo", tables(tmp_path, x="kg"))
+    assert bundle.schema["numeric"][0] == ["x", 4.0, pytest.approx(5**0.5)]
+    assert bundle.schema["categorical"] == [["who", ["me", "they", "you"]]]
+    assert bundle.schema["units"] == {"x": "kg"}
+    assert bundle.samples.inputs[:, 0].mean() == pytest.approx(0, abs=1e-6)
+    assert bundle.samples.inputs[3, 1] == 0  # what is missing is the public mean
+    assert bundle.samples.inputs[:, 2:].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    bundle.save(tmp_path / "seedset.safetensors")
+    assert Bundle.load(tmp_path / "seedset.safetensors").digest == bundle.digest
+    later = merge("zoo", tables(tmp_path, "x,y,kind,who\n50,1,cat,they\n70,3,dog,nobody\n", x="kg"), bundle.schema)
+    assert later.schema == bundle.schema
+    assert later.samples.inputs[3, 2:].tolist() == [0, 0, 0]  # a category that the first seed set does not know
+
+
+def test_tables_with_other_columns_or_units(tmp_path):
+    first, second = tables(tmp_path, x="kg")[0], tables(tmp_path, x="lb")[1]
+    with pytest.raises(DataError, match=r"'a' and 'b' differ in their schema: .*kg.*lb"):
+        merge("zoo", [first, second])
+    with pytest.raises(ConfigError, match="--units: 'who' is not one of --columns"):
+        tables(tmp_path, who="kg")
 
 
 def test_without_labels(zoo):
@@ -193,9 +233,9 @@ def test_without_labels(zoo):
     assert set(found[0].labels.tolist()) == {-1}
     with pytest.raises(DataError, match="has folders in it"):
         from_folder(zoo / "zoo", CLASSES, SCHEMA, False)
-    path.write_text("y,x\n1,2.5\n")
-    numbers = from_table(path, None, CLASSES, table_schema(["x", "y"]))
-    assert numbers.inputs.tolist() == [[2.5, 1.0]]
+    path.write_text("y,x,who\n1,2.5,me\n")
+    _, numbers = from_table(path, TABLE, labelled=False)
+    assert numbers.inputs.tolist() == [[2.5, 1.0, 0.0]]
     assert numbers.labels.tolist() == [-1]
     whole = merge("zoo", [unlabelled("a"), unlabelled("b")])
     assert not whole.labelled

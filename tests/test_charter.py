@@ -11,7 +11,8 @@ import torch
 
 from fedh2l.errors import ConfigError
 from fedh2l.peer.bundle import merge
-from fedh2l.peer.charter import Charter, check_versions, differences, parse_address
+from fedh2l.peer.charter import Charter, check_versions, differences
+from fedh2l.peer.proxy import parse_address
 from fedh2l.peer.terms import Term, Terms
 from fedh2l.peer.views import SharedViews
 from test_bundle import CLASSES, part, unlabelled
@@ -41,10 +42,11 @@ def test_a_roster_is_written_and_read(tmp_path, bundle):
 
 
 def test_what_the_digest_covers():
-    """Method, parameters, seed, rounds, classes, seed set, names and their order; not addresses, keys or deadlines."""
+    """Method, parameters, seed, rounds, classes, seed set, names and their order, keys; not addresses or deadlines."""
     first = Charter.read(raw())
     digest = first.roster(CLASSES).digest
-    moved = [{**m, "address": f"10.0.0.{i}:1", "pin": pin("xyz"[i])} for i, m in enumerate(raw()["members"])]
+    moved = [{**m, "address": f"10.0.0.{i}:1"} for i, m in enumerate(raw()["members"])]
+    impostor = [*raw()["members"][:2], {**raw()["members"][2], "pin": pin("x")}]
     for same in (raw(members=moved), raw(timing={"deadline": 1.0, "quorum": 2, "mode": "asynchronous"})):
         assert Charter.read(same).roster(CLASSES).digest == digest
     for other in (
@@ -55,10 +57,12 @@ def test_what_the_digest_covers():
         raw(rounds=101),
         raw(batch_size=16),
         raw(seedset="1" * 64),
-        raw(method={"name": "fedh2l", "kl": False}),
+        raw(method={"name": "fedh2l", "kl_weight": 0.0}),
         raw(views={"shift": 0.1}),
         raw(members=raw()["members"][::-1]),
         raw(members=raw()["members"][:2]),
+        raw(members=impostor),
+        raw(ema_decay=0.9),
     ):
         assert Charter.read(other).roster(CLASSES).digest != digest, other
     assert first.roster(CLASSES[::-1]).digest != digest
@@ -72,6 +76,7 @@ def test_what_differs_is_named():
         "seed: 0 here, 1 there",
         "method.interval: 1 here, 5 there",
         "members: ['a', 'b', 'c'] here, ['a', 'b'] there",
+        f"pins.c: {pin('c')!r} here, nothing there",
     ]
     assert differences(mine, mine) == []
     assert differences({"a": 1}, {"b": "x" * 200}) == [
@@ -145,7 +150,7 @@ def test_a_seed_set_without_labels():
     nothing = merge("zoo", [unlabelled("a"), unlabelled("b"), unlabelled("c")])
     with pytest.raises(ConfigError, match=r"has no labels, and they are needed by method\.local_data = .*, method\.ce"):
         Charter.read(raw(seedset=nothing.digest)).check_bundle(nothing)
-    alone = {"name": "fedh2l", "ce": False, "local_data": "private", "confidence": "none"}
+    alone = {"name": "fedh2l", "ce_weight": 0.0, "local_data": "private"}
     charter = Charter.read(raw(seedset=nothing.digest, method=alone))
     term = Term(charter, nothing)
     assert term.labels("a", 1) is None
@@ -173,7 +178,7 @@ def test_versions_follow_each_other():
         [first, Charter.read(raw(version=2, from_round=50, seed=9))],
         [first, Charter.read(raw(version=2, from_round=50, federation="circus"))],
         [first, Charter.read(raw(version=2, from_round=50, batch_size=8))],
-        [first, Charter.read(raw(version=2, from_round=50, method={"name": "fedh2l", "kl": False}))],
+        [first, Charter.read(raw(version=2, from_round=50, method={"name": "fedh2l", "kl_weight": 0.0}))],
     ):
         with pytest.raises(ConfigError):
             check_versions(wrong)
@@ -219,3 +224,9 @@ def test_from_the_command_line(cli, tmp_path, bundle):
     compared = cli("roster", "check", "--with", "other.toml")
     assert compared.returncode == 2
     assert "rounds: 50 here, 60 there" in compared.stderr
+
+
+@pytest.mark.parametrize("key", ["rounds", "version", "from_round"])
+def test_numbers_that_no_message_can_hold(key):
+    with pytest.raises(ConfigError, match=key):
+        Charter.read(raw(**{key: 2**32}))

@@ -90,13 +90,13 @@ def test_init_explains_the_keys_of_a_method(cli, tmp_path, method):
     assert cli("init", "own.toml", "--method", method).returncode == 0
     text = (tmp_path / "own.toml").read_text()
     assert f'name = "{method}"' in text
-    assert {"fedprox": "(μ)", "fedmd": "# passes over", "fedgkt": "temperature of both"}[method] in text
+    assert {"fedprox": "(μ)", "fedmd": "# Digest epochs", "fedgkt": "temperature of nodes and server"}[method] in text
 
 
 def test_init_check_and_list(cli, tmp_path):
     assert cli("init").returncode == 0
     text = (tmp_path / "fedh2l.toml").read_text()
-    assert "# local steps per mutual step (E)" in text
+    assert "# Local steps per mutual step (E)" in text
     checked = cli("check", "fedh2l.toml", "--set", "nodes.1.model=mlp")
     assert checked.returncode == 0, checked.stderr
     assert "61,706" in checked.stderr
@@ -203,10 +203,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli, tmp_path, undisturbed, number):
 def test_another_method_drops_the_files_parameters(tmp_path):
     from fedh2l.config import _choose_method
 
-    raw = {"method": {"name": "fedh2l", "interval": 5, "kl": False}}
+    raw = {"method": {"name": "fedh2l", "interval": 5, "kl_weight": 0.0}}
     assert _choose_method(raw, "fedh2l", []) == []
     assert raw["method"]["interval"] == 5
-    assert _choose_method(raw, "fedmd", []) == ["--method fedmd: the file's [method] keys are left out: interval, kl"]
+    assert _choose_method(raw, "fedmd", []) == [
+        "--method fedmd: ignored these [method] keys of the file: interval, kl_weight"
+    ]
     assert raw["method"] == {"name": "fedmd"}
 
 
@@ -248,7 +250,10 @@ def test_data_and_models_of_the_users_own(cli, tmp_path):
     import numpy as np
 
     np.save(tmp_path / "x.npy", np.array([2.0, 0.0], dtype=np.float32))
-    said = cli("predict", "run", "--node", "b", "x.npy")
+    said = cli("predict", "run", "--node", "b", "x.npy", "--allow", "ours")
     assert re.fullmatch(r"x\.npy: c\d \(\d+\.\d %\)\n", said.stdout), said.stderr
-    assert json.loads(cli("predict", "run", "--node", "b", "x.npy", "--json").stdout)[0]["input"] == "x.npy"
+    assert (
+        json.loads(cli("predict", "run", "--node", "b", "x.npy", "--json", "--allow", "ours").stdout)[0]["input"]
+        == "x.npy"
+    )
     assert cli("predict", "run", "--node", "b", "gone.npy").returncode == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +95,22 @@ def test_done_is_believed_of_whom_this_peer_has_caught_up_with(peer):
     assert not peer._company._is_done("M40")
 
 
+def test_one_refusal_does_not_end_the_wait_for_others(peer):
+    """M20 says that it is past each round. M40 has come one further, as it may while this peer waits for M60."""
+
+    def said(**past: int) -> int | None:
+        there(peer, M20=999, M40=12, M60=10)
+        for name, round in past.items():
+            courier = peer.neighbours.couriers[name]
+            courier.contact = replace(courier.contact, past=round)
+        return peer.ahead()
+
+    peer.round, peer._sent = 10, 11
+    assert said(M20=11) is None
+    assert said(M20=11, M60=10) is None
+    assert said(M20=11, M40=11) == 12
+
+
 def test_members_to_come_have_no_say_in_which_round_it_is(peer):
     """Two voices are enough, but only of those who are members now."""
     peer.round = peer._sent = 10
@@ -121,7 +138,9 @@ def test_other_public_data_is_other_local_data(peer):
 
 def test_lessons_are_not_kept_beyond_who_may_teach(tmp_path):
     """Of another term, of before rounds that were missed, and of whom the authority has shut out."""
-    made = rehearsal(tmp_path / "there", "run.rounds=1000", "method.interval=3", "method.revisit=2")
+    made = rehearsal(
+        tmp_path / "there", "run.rounds=1000", "method.name=fedh2l-plus", "method.interval=3", "method.replay=2"
+    )
     peer = Peer(load_peer(made.folder / "M0" / PEER), RunDirectory.claim(tmp_path / "run", "x"))
     (learner,) = peer.residents.learners
 

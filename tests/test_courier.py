@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import grpc
 import pytest
 
 from fedh2l.peer import courier as couriers
@@ -13,7 +14,7 @@ from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditError, AuditLog, audit
 from fedh2l.peer.courier import QUEUE, Courier
 from fedh2l.peer.handshake import Agreed
-from fedh2l.peer.mailbox import Reason, Refused
+from fedh2l.peer.refusals import Reason, Refused
 from fedh2l.peer.transport import Line, Listener
 from test_bundle import CLASSES
 from test_transport import LARGEST, Town
@@ -109,7 +110,7 @@ def test_who_has_agreed_on_something_else_is_told_and_may_mend_it(town):
     courier, _ = hire(town, "c", other)
     courier.send(1, b"x")
     until(lambda: courier.contact.state == "refused")
-    assert "seed: 0 here, 9 there" in courier.contact.reason
+    assert "another roster, which differs in: seed" in courier.contact.reason
     assert town.desk.heard == []
     town.desk.agreed = other  # the founder mends it at the other end
     until(lambda: courier.contact.state == "up")
@@ -229,7 +230,7 @@ def test_what_cannot_be_put_on_record_is_not_sent(town, monkeypatch):
     until(lambda: town.courier.contact.sent == 1)
 
     def full(*_):
-        raise AuditError("cannot note what is sent, so nothing is: No space left on device")
+        raise AuditError("cannot write the audit log, so nothing is sent: No space left on device")
 
     monkeypatch.setattr(town.audit, "record", full)
     town.courier.send(2, b"y")
@@ -250,3 +251,16 @@ def test_a_refusal_says_in_which_round_the_other_is(town, monkeypatch):
     town.courier.send(1, b"x")
     until(lambda: town.courier.contact.round == 77)
     assert town.courier.contact.state == "up"
+
+
+def test_little_is_told_of_what_another_says(town, monkeypatch, caplog):
+    def fails(caller, posteriors):
+        raise RuntimeError
+
+    monkeypatch.setattr(town.listener, "_turn_away", lambda context, *_: context.abort(grpc.StatusCode.INTERNAL, text))
+    monkeypatch.setattr(town.desk, "taught", fails)
+    text = "x" * 5000
+    town.courier.send(1, b"x")
+    until(lambda: "xxx" in town.courier.contact.reason)
+    assert len(town.courier.contact.reason) < 400
+    assert max(map(len, caplog.messages)) < 500

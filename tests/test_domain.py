@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -31,16 +33,50 @@ def test_split_is_stratified_and_complete():
     assert sorted(position for part in parts for position in part) == list(range(120))
 
 
-def test_private_and_public_together_do_not_depend_on_alpha():
-    few, many = (stratified_split([0] * 100, Shares(public=alpha), 0, "a") for alpha in (0.05, 0.4))
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9, 100])
+def test_private_and_public_together_do_not_depend_on_alpha(size):
+    few, many = (stratified_split([0] * size, Shares(public=alpha), 0, "a") for alpha in (0.001, 0.4))
     assert set(few[0] + few[1]) == set(many[0] + many[1])
-    assert set(few[3]) == set(many[3])
+    assert few[2:] == many[2:]
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [
+        (1, [1, 0, 0, 0]),
+        (2, [1, 1, 0, 0]),
+        (3, [2, 1, 0, 0]),
+        (4, [2, 1, 0, 1]),
+        (5, [2, 1, 1, 1]),
+        (15, [9, 2, 2, 2]),
+        (100, [65, 10, 10, 15]),
+    ],
+)
+def test_every_class_of_two_samples_has_a_public_one(size, parts):
+    labels = [*[0] * size, *[1] * 40]
+    split = stratified_split(labels, Shares(), seed=3, domain="a")
+    assert [sum(labels[place] == 0 for place in part) for part in split] == parts
+    assert sorted(place for part in split for place in part) == list(range(size + 40))
+
+
+def test_test_and_validation_data_come_first():
+    """A public sample is taken from what would be private, not from test or validation data."""
+    shares = Shares(public=0.1, validation=0.4, test=0.4)
+    assert [len(part) for part in stratified_split([0] * 2, shares, 0, "a")] == [0, 0, 1, 1]
+    assert [len(part) for part in stratified_split([0] * 3, shares, 0, "a")] == [0, 1, 1, 1]
+
+
+def test_the_split_of_a_hundred_samples_is_pinned():
+    split = stratified_split([0] * 100 + [1] * 100, Shares(), seed=7, domain="pinned")
+    digest = hashlib.sha256(repr([list(part) for part in split]).encode()).hexdigest()
+    assert digest == "335b20c81913fa9aff3d224ce98e3d7b542fa1f9024c956d4d813ebed5c325db"
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"public": (torch.rand(0, 2), torch.zeros(0, dtype=torch.long))}, "public data is empty"),
+        ({"private": (torch.rand(0, 2), torch.zeros(0, dtype=torch.long))}, "no private data, so there is nothing to"),
+        ({"test": (torch.rand(0, 2), torch.zeros(0, dtype=torch.long))}, r"accuracy cannot be .*raise .*data\.test"),
         ({"test": (torch.rand(3, 2), torch.tensor([0, 1, 9]))}, "labels outside"),
         ({"test": (torch.rand(3, 5), torch.tensor([0, 1, 2]))}, "shape"),
         ({"test": (torch.rand(2, 2), torch.tensor([0, 1, 2]))}, "2 inputs but 3 labels"),

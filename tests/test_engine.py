@@ -9,7 +9,7 @@ from torch import nn
 import fedh2l
 from conftest import blobs, tiny_net
 from fedh2l.engines.local import LocalEngine
-from fedh2l.errors import DivergedError, MessageError
+from fedh2l.errors import DivergedError, MessageError, UnsoundMessageError
 from fedh2l.messages import Posteriors, encode
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.trainer import Trainer
@@ -51,7 +51,7 @@ def test_the_global_generator_is_left_alone_and_makes_no_difference(federation):
         torch.manual_seed(seed)
         state = torch.get_rng_state()
         trainer = Trainer(federation(*NOISY))
-        results.append((trainer.run().matrix, [learner.weights() for learner in trainer.engine.learners]))
+        results.append((trainer.run().matrix, [learner.network.weights() for learner in trainer.engine.learners]))
         assert torch.equal(torch.get_rng_state(), state)
     assert results[0][0] == results[1][0]
     for one, two in zip(results[0][1], results[1][1], strict=True):
@@ -76,11 +76,11 @@ def test_teachers_predict_in_evaluation_mode(federation):
     trainer = Trainer(federation(*NOISY))
     learner = trainer.engine.learners[0]
     batch = learner.public_batch(learner.name, 1, 8)
-    before = learner.weights()
+    before = learner.network.weights()
     one, two = (trainer.federation.method.emit(learner, 1).values for _ in range(2))
     assert torch.equal(one, two)
     torch.testing.assert_close(one, torch.softmax(learner.module.eval()(batch.inputs), -1))
-    assert all(torch.equal(before[k], v) for k, v in learner.weights().items())
+    assert all(torch.equal(before[k], v) for k, v in learner.network.weights().items())
 
 
 def test_what_is_counted_is_what_would_be_sent(federation):
@@ -169,8 +169,35 @@ def test_a_method_that_sends_no_distribution_is_stopped(change, reason):
             message = super().emit(node, round)
             return Posteriors(message.sender, round, message.values * change, message.correct)
 
-    with pytest.raises(DivergedError, match=reason):
+    with pytest.raises(UnsoundMessageError, match=reason) as caught:
         fedh2l.train(mixed(), Broken(), rounds=5)
+    assert "optimizer.lr" not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["local", "batched"])
+def test_posteriors_on_another_batch_are_refused_with_both_counts(engine):
+    class Elsewhere(FedH2L):
+        def emit(self, node, round):
+            rows = self.public_batch_rows(node.batch_size)
+            expected, other = (node.public_batch(node.name, r, rows) for r in (round, round + 1))
+            probabilities = torch.softmax(node.teach(other.inputs), -1)
+            sent = Posteriors.of(node.name, round, probabilities, other.labels)
+            given = Posteriors.of(node.name, round, probabilities, expected.labels)
+            counts.append((sent.correct.tolist(), given.correct.tolist()))
+            return sent
+
+    counts = []
+    with pytest.raises(UnsoundMessageError, match="on its public batch") as caught:
+        fedh2l.train(mixed(), Elsewhere(), rounds=3, batch_size=8, engine=engine)
+    assert "optimizer.lr" not in str(caught.value)
+    if engine == "local":
+        reported, given = next((reported, given) for reported, given in counts if reported != given)
+        assert f"it reported {reported} correct answers, but its posteriors give {given} on its" in str(caught.value)
+
+
+def test_only_divergence_is_blamed_on_the_learning_rate(federation):
+    with pytest.raises(DivergedError, match=r"A lower optimizer\.lr may help"):
+        Trainer(federation("optimizer.name=sgd", "optimizer.lr=1e20")).run()
 
 
 def test_a_method_that_sends_another_shape_is_stopped():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
 
-from fedh2l.bench.plot import frontier_svg
+from fedh2l.bench.plot import _methods, frontier_svg
 from fedh2l.bench.statistics import Summary
 from fedh2l.bench.tables import Line, Table
 
@@ -29,15 +30,33 @@ def test_the_front_is_what_nothing_beats_at_fewer_bytes():
     ]
     table = Table("a < b & c", lines, 2)
     assert table.front() == {"silent", "cheap", "loud"}
-    drawn = ElementTree.fromstring(frontier_svg([table, table]))
-    words = ["".join(text.itertext()) for text in drawn.iter(f"{SVG}text")]
+    words = [text.text for text in texts_of(frontier_svg([table, table]))]
     assert words.count("a < b & c") == 2
     assert {"silent", "cheap", "loud", "nothing"} <= set(words)
     assert "wasteful" not in words
-    assert len(list(drawn.iter(f"{SVG}title"))) == 2 * 5
-    for mark in drawn.iter(f"{SVG}circle"):
-        assert 0 <= float(mark.get("cx")) <= 1200
-        assert 0 <= float(mark.get("cy")) <= 500
+
+
+def texts_of(svg):
+    return list(ElementTree.fromstring(svg).iter(f"{SVG}text"))
+
+
+def left_of(name):
+    """The left end of a name of five signs, in letters of 7 points."""
+    anchor = re.search(r"text-anchor: (\w+)", name.get("style"))[1]
+    return float(name.get("x")) - {"start": 0, "middle": 10, "end": 20}[anchor]
+
+
+def test_the_same_tables_give_the_same_file():
+    lines = [Line("$a$", "fedh2l", True, average={"ACC": Summary((84.2, 84.8))}, bytes_total=10)]
+    drawn = frontier_svg([Table("x", lines, 2)])
+    assert drawn == frontier_svg([Table("x", lines, 2)])
+    assert "$a$" in {text.text for text in texts_of(drawn)}  # a name is no formula
+
+
+def test_methods_differ_in_colour_and_shape():
+    lines = [Line(f"m{k}", f"m{k}", True, average={"ACC": Summary((90.0 + k, 91.0))}, bytes_total=k) for k in range(7)]
+    styles = [(style["color"], style["marker"]) for style in _methods([Table("x", lines, 2)]).values()]
+    assert [len(set(each)) for each in zip(*styles, strict=True)] == [7, 7]
 
 
 def test_names_of_points_that_are_close_are_apart():
@@ -47,19 +66,17 @@ def test_names_of_points_that_are_close_are_apart():
     ]
     lines = [replace(line, bytes_total=1e6 * 1.05**k) for k, line in enumerate(lines)]
     lines.append(Line("loud", "fedavg", True, average={"ACC": Summary((99.9, 100.0))}, bytes_total=1e9))
-    drawn = ElementTree.fromstring(frontier_svg([Table("crowded", lines, 2)]))
-    texts = {text.text: text for text in drawn.iter(f"{SVG}text")}
+    texts = {text.text: text for text in texts_of(frontier_svg([Table("crowded", lines, 2)]))}
     names = [texts[f"way {k}"] for k in range(6)]  # the colour says whose they are
-    places = [(float(name.get("x")), float(name.get("y"))) for name in names]
-    assert all(abs(a - c) > 30 or abs(b - d) >= 9 for (a, b), (c, d) in combinations(places, 2))
+    for (a, b), (c, d) in combinations([(left_of(name), float(name.get("y"))) for name in names], 2):
+        assert abs(a - c) > 20 or abs(b - d) >= 7
     assert {"FedH2L+", "loud", "99"} <= set(texts)
 
 
 def test_a_narrow_picture_has_marks():
     lines = [Line("a", "fedh2l", True, average={"ACC": Summary((84.2, 84.8))}, bytes_total=10)]
-    drawn = ElementTree.fromstring(frontier_svg([Table("x", lines, 2)]))
-    marks = [text.text for text in drawn.iter(f"{SVG}text") if text.get("text-anchor") == "end"]
-    assert marks == ["82.5", "89.2"]
+    texts = {text.text for text in texts_of(frontier_svg([Table("x", lines, 2)]))}
+    assert {"82.5", "89.2"} <= texts
 
 
 @pytest.mark.parametrize("tables", [[], [Table("empty", [], 3)], [Table("x", [Line("a", "fedh2l", True)], 1)]])

@@ -32,7 +32,7 @@ def after(federation, rounds: int, *changes: str) -> Trainer:
 
 
 def vectors(trainer: Trainer) -> list[torch.Tensor]:
-    return [learner.shared() for learner in trainer.engine.learners]
+    return [learner.network.shared() for learner in trainer.engine.learners]
 
 
 def assert_same(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
@@ -73,7 +73,7 @@ def test_fedmd_of_identical_models_has_nothing_to_digest(federation):
     trainer = Trainer(federation(*changes))
     engine = trainer.engine
     for learner in engine.learners:
-        learner.load_weights(engine.learners[0].weights())
+        learner.network.load_weights(engine.learners[0].network.weights())
     before = vectors(trainer)
     messages = [engine.method.emit(learner, 9) for learner in engine.learners]
     answers = engine.method.aggregate(engine.server, messages, 9)
@@ -141,7 +141,7 @@ def test_averages_weigh_nodes_by_their_data():
     for learner in engine.learners:
         learner.seed_torch("torch-local", 5)
         engine.method.local_step(learner, 5)
-    local = [learner.shared() for learner in engine.learners]
+    local = [learner.network.shared() for learner in engine.learners]
     pools = [len(learner.pool("private+own-public")) for learner in engine.learners]
     assert pools[0] * 2 < pools[1]
     messages = [engine.method.emit(learner, 5) for learner in engine.learners]

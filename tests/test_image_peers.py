@@ -11,14 +11,16 @@ import torch
 from fedh2l.data.image_cache import CACHE
 from fedh2l.data.image_folder import IMAGENET, ImageFolder
 from fedh2l.errors import ConfigError
+from fedh2l.peer.authority import Authority
 from fedh2l.peer.bundle import Part, merge
 from fedh2l.peer.charter import Charter
+from fedh2l.peer.own import domain_of
 from fedh2l.peer.public import from_folder, image_schema
-from fedh2l.peer.settings import _own_domain
 from fedh2l.peer.terms import Term, Terms
-from fedh2l.peer.views import SharedViews
+from fedh2l.peer.views import AS_THEY_ARE, SharedViews
 from fedh2l.pixels import Pixels
 from pictures import folders
+from test_pki import join
 
 CLASSES = ("circle", "line")
 
@@ -59,17 +61,17 @@ def test_a_seed_set_of_images_made_elsewhere(tmp_path, schema, refused):
     bundle, own = merge("shapes", parts), ImageFolder(root=str(root), size=16)
     if refused:
         with pytest.raises(ConfigError, match=refused):
-            _own_domain(own, "day", 0, bundle)
+            domain_of(own, "day", 0, bundle)
         return
-    domain = _own_domain(own, "day", 0, bundle)
+    domain = domain_of(own, "day", 0, bundle)
     public = bundle.part("day").inputs
     assert domain.private.inputs.dtype == public.dtype == torch.uint8
     rows = {row.numpy().tobytes() for row in public}
     assert all(row.numpy().tobytes() in rows for row in domain.private.inputs)  # the same files, made the same way
     numbers = replace(bundle, samples=as_numbers(bundle))
-    assert _own_domain(own, "day", 0, numbers).private.inputs.is_floating_point()
+    assert domain_of(own, "day", 0, numbers).private.inputs.is_floating_point()
     with pytest.raises(ConfigError, match="holds images as numbers, which are not augmented"):
-        _own_domain(ImageFolder(root=str(root), size=16, augment="local"), "day", 0, numbers)
+        domain_of(ImageFolder(root=str(root), size=16, augment="local"), "day", 0, numbers)
 
 
 def made(tmp_path):
@@ -78,6 +80,15 @@ def made(tmp_path):
     about = image_schema("RGB:16x16:imagenet")
     parts = [Part(name, CLASSES, about, from_folder(root / name, CLASSES, about)) for name in ("day", "night")]
     return root, merge("shapes", parts)
+
+
+def test_a_peer_needs_validation_data_of_its_own(tmp_path):
+    """In a run, that of another node would be enough."""
+    _, bundle = made(tmp_path)
+    few = folders(tmp_path / "few", ("day", "night"), CLASSES, each=4)
+    with pytest.raises(ConfigError, match=r"no validation data, .*raise data\.validation"):
+        domain_of(ImageFolder(root=str(few), size=16), "day", 0, bundle)
+    assert domain_of(ImageFolder(root=str(few), size=16, validation=0.2), "day", 0, bundle).validation.labels.numel()
 
 
 def as_numbers(bundle):
@@ -89,11 +100,45 @@ def test_views_of_the_roster_are_those_of_the_data(tmp_path, augment, crop):
     root, bundle = made(tmp_path)
     views = SharedViews(crop=0.8, flip=0.5, jitter=0.4)
     assert views.of(bundle).crop == 0.8
-    seeing = ImageFolder(root=str(root), size=16, augment=augment)
-    with pytest.raises(ConfigError, match=r"the roster agrees on other views of public images \(\[views\]\)"):
-        _own_domain(seeing, "day", 0, bundle)
-    own = _own_domain(seeing, "day", 0, bundle, views).augmentation
-    assert (own.crop, own.public) == (crop, None)
+    seeing = ImageFolder(root=str(root), size=16, augment=augment, kind="photographs")
+    with pytest.raises(ConfigError, match=r"in another way than the \[views\] of the roster"):
+        domain_of(seeing, "day", 0, bundle)
+    for agreed in (views, views.model_copy(update={"local": True})):
+        own = domain_of(seeing, "day", 0, bundle, agreed).augmentation
+        assert (own.crop, own.public) == (crop, None)
+
+
+def test_a_roster_for_images_has_safe_views_of_all_data(invoke, tmp_path, monkeypatch):
+    """FedH2L+ needs them from every member, so the roster says so, and a member's file need not."""
+    root, bundle = made(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    founder, members = Authority.found(tmp_path / "authority", "shapes"), []
+    for place, name in enumerate(("day", "night")):
+        join(founder, tmp_path / name, name, 365, ["127.0.0.1"])
+        members.append(f"{name}/node.pem@127.0.0.1:{7001 + place}")
+    bundle.save(tmp_path / "seedset.safetensors")
+
+    def init(*options):
+        (tmp_path / "roster.toml").unlink(missing_ok=True)
+        code, _, said = invoke("roster", "init", *members, "--rounds", 50, "--seed", 3, *options)
+        assert code == 0, said
+        return Charter.load(tmp_path / "roster.toml").views
+
+    safe = init("--method", "fedh2l-plus")
+    assert safe == SharedViews(shift=0.1, zoom=0.15, erase=0.3, local=True)
+    assert "[views]\nshift = 0.1\nzoom = 0.15\nerase = 0.3\nlocal = true\n" in (tmp_path / "roster.toml").read_text()
+    own = domain_of(ImageFolder(root=str(root), size=16), "day", 0, bundle, safe).augmentation
+    assert (own.shift, own.zoom, own.erase, own.flip, own.jitter) == (0.1, 0.15, 0.3, 0.0, 0.0)
+    simulated = ImageFolder(root=str(root), size=16, augment="all")
+    assert domain_of(simulated, "day", 0, bundle, safe).augmentation == own
+    assert init("--method", "fedh2l") == AS_THEY_ARE
+    for method in ("fedh2l", "fedh2l-plus"):
+        photographs = SharedViews(crop=0.8, flip=0.5, jitter=0.4, local=True)
+        assert init("--method", method, "--kind", "photographs") == photographs
+    (tmp_path / "roster.toml").unlink()
+    code, _, said = invoke("roster", "init", *members, "--rounds", 50, "--kind", "photos")
+    assert code == 2
+    assert "Did you mean 'photographs'" in said
 
 
 @pytest.mark.parametrize("views", [{}, {"flip": 0.5}])

@@ -131,7 +131,7 @@ def test_crop_and_stretch(tmp_path):
 
 def test_images_are_decoded_once(root, cache, monkeypatch):
     first = ImageFolder(root=str(root), size=16).domains(0)
-    kept = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
+    kept = {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
     assert len(kept) == 2
 
     def never(*_):
@@ -140,7 +140,7 @@ def test_images_are_decoded_once(root, cache, monkeypatch):
     monkeypatch.setattr(image_cache, "decode", never)
     again = ImageFolder(root=str(root), size=16, alpha=0.2).domains(1)
     assert sorted(rows(first[0])) == sorted(rows(again[0]))
-    assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == kept
+    assert {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")} == kept
     moved = root.rename(root.parent / "elsewhere")
     ImageFolder(root=str(moved), size=16).domains(0)
     with pytest.raises(AssertionError, match="decoded again"):
@@ -182,18 +182,16 @@ def test_a_full_disk(root, cache, monkeypatch):
     assert not list(cache.iterdir())
 
 
-def test_a_cache_that_others_use_too(root, cache):
+def test_unfinished_files_of_killed_processes_are_removed(root, cache):
     cache.mkdir()
-    for name, age in (("old.part", 2 * image_cache.DAY), ("new.part", 60)):
-        (cache / name).write_text("")
-        os.utime(cache / name, (time.time() - age,) * 2)
-    before = os.umask(0o022)
-    try:
-        ImageFolder(root=str(root), size=16).domains(0)
-    finally:
-        os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in cache.glob("*.npy")} == {0o644}
-    assert [path.name for path in cache.glob("*.part")] == ["new.part"]
+    name = "0123456789abcdef"
+    for end, age in (("old_1.part", 2 * image_cache.DAY), ("new_1.part", 60)):
+        (cache / f"{name}{end}").write_text("")
+        os.utime(cache / f"{name}{end}", (time.time() - age,) * 2)
+    (cache / "film.part").write_text("")
+    os.utime(cache / "film.part", (0, 0))
+    ImageFolder(root=str(root), size=16).domains(0)
+    assert {path.name for path in cache.glob("*.part")} == {f"{name}new_1.part", "film.part"}
 
 
 def test_what_is_hidden_or_no_image_is_left_out(root, caplog):
@@ -206,7 +204,7 @@ def test_what_is_hidden_or_no_image_is_left_out(root, caplog):
     (root / "day" / "line" / "folder.png").mkdir()
     (root / "day" / "line" / "notes.txt").write_text("")
     assert ImageFolder(root=str(root), size=16).domains(0)[0].digest == before
-    assert "day/line': 1 files are not images by their names" in caplog.text
+    assert "day/line': ignored 1 files whose names" in caplog.text
 
 
 def test_names_of_folders_become_names_of_nodes(root):
@@ -273,7 +271,7 @@ def too_few(root: Path) -> None:
         (empty_class, r"night/line' has no images"),
         (no_image, r"night/line/pic_004\.png' cannot be read as an image"),
         (truncated, r"night/line/pic_004\.png' cannot be read as an image"),
-        (too_few, r"night' has too few images \(6\) for public data"),
+        (too_few, r"night' has too few images \(6\) for test data, .* raise the share of test data \(data\.test"),
     ],
 )
 def test_bad_folders(root, wrong, message):
@@ -301,3 +299,15 @@ def test_office_caltech_has_classes_of_eight(tmp_path):
     root = folders(tmp_path / "office", OfficeCaltech10.DOMAINS, ("bike", "mug"), each=8)
     for domain in OfficeCaltech10(root=str(root), size=8).domains(0):
         assert [len(getattr(domain, split)) for split in SPLITS] == [10, 2, 2, 2]
+
+
+def test_only_images_of_known_formats_are_opened(tmp_path, monkeypatch):
+    """Pillow hands EPS to Ghostscript, whatever the file is called."""
+    gs = tmp_path / "gs"
+    gs.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    gs.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(DataError, match="none of the known formats"):
+        decode(Path("a.png"), eps, "L", (28, 28), "stretch")
+    assert not (tmp_path / "ran").exists()

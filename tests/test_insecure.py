@@ -11,7 +11,8 @@ import pytest
 
 from conftest import train
 from fedh2l.errors import ConfigError
-from fedh2l.peer.circle import FROM, Open, PeerRefusedError, require_loopback
+from fedh2l.peer.circle import FROM, Open, require_loopback
+from fedh2l.peer.refusals import PeerRefusedError
 from fedh2l.peer.rehearsal import PEER, Rehearsal, free_ports
 from fedh2l.peer.settings import load_peer
 from fedh2l.peer.transport import SERVICE
@@ -35,7 +36,7 @@ def test_it_does_not_start(tmp_path, cli):
     made = without_certificates(tmp_path)
     refused = cli("peer", made.folder / "M0" / PEER)
     assert refused.returncode == 2
-    assert "without certificates a peer does not start" in refused.stderr
+    assert "a peer needs certificates" in refused.stderr
 
 
 def test_a_member_without_a_pin(tmp_path):
@@ -56,7 +57,7 @@ def test_asked_for_it_trains_as_ever(tmp_path, federation):
     }
     said = {name: process.communicate(timeout=90)[1].decode() for name, process in running.items()}
     assert [process.returncode for process in running.values()] == [0] * 4, said
-    assert "no certificates are used" in said["M0"]
+    assert "running without certificates" in said["M0"]
     models, _, _ = train(federation("run.rounds=15"), tmp_path / "here")
     for name in NAMES:
         folder = made.folder / name / "run"
@@ -68,7 +69,7 @@ def test_asked_for_it_trains_as_ever(tmp_path, federation):
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("127.0.0.1", "0.0.0.0", "peer.listen is for this machine alone"),
+        ("127.0.0.1", "0.0.0.0", "peer.listen works only on this machine"),
         ('name = "M0"', "", "a peer must be given its name"),
         ('name = "M0"', 'name = "M90"', "'M90' is not a member"),
     ],
@@ -86,7 +87,7 @@ def test_a_roster_with_other_machines(tmp_path):
     made = without_certificates(tmp_path)
     roster = made.folder / "roster.toml"
     roster.write_text(roster.read_text().replace(made.addresses["M60"], "10.0.0.7:7443"))
-    with pytest.raises(ConfigError, match=r"a federation is for this machine alone: .*, not 10\.0\.0\.7:7443"):
+    with pytest.raises(ConfigError, match=r"a federation works only on this machine, .*, not at 10\.0\.0\.7:7443"):
         load_peer(made.folder / "M0" / PEER, insecure=True)
 
 
@@ -114,7 +115,7 @@ def test_strangers_are_turned_away():
         assert desk.heard == [("b", b"")]
         with pytest.raises(PeerRefusedError, match="'c' is not a member"):
             Open("c", {"a": ""})
-        with pytest.raises(ConfigError, match="for this machine alone"):
+        with pytest.raises(ConfigError, match="only on this machine"):
             circle.dial("b", "10.0.0.1:1", 1)
     finally:
         listener.stop(0)

@@ -26,7 +26,7 @@ def town(tmp_path):
 
 def test_what_is_too_large_is_measured_and_a_little_more_is_not_even_read(town):
     code, details = refused(town, "b", payload=pb.Signal(posteriors=b"x" * (LARGEST + 1)).SerializeToString())
-    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "too large: 2001 bytes")
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "too large")
     code, _ = refused(town, "b", payload=b"x" * (LARGEST + SLACK + 1))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 

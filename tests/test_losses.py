@@ -48,7 +48,7 @@ def signal(name: str, rows: int) -> tuple[Posteriors, Samples, torch.Tensor]:
 
 def test_teachers_count_equally_whatever_the_size_of_their_batches():
     signals = [signal("a", 3), signal("b", 8)]
-    lesson = Lesson.of([s[0] for s in signals], [s[1] for s in signals])
+    lesson = Lesson.join([s[0] for s in signals], [s[1] for s in signals])
     logits = randn(11, 4)
     ce, kl = mutual_losses(logits, lesson)
     parts = [(logits[:3], *signals[0]), (logits[3:], *signals[1])]
@@ -66,7 +66,7 @@ def test_a_temperature_softens_both_sides():
     generator = torch.Generator().manual_seed(3)
     said, labels = torch.randn(5, 4, generator=generator), torch.arange(5) % 4
     message = Posteriors.of("a", 1, torch.softmax(said, -1), labels)
-    lesson = Lesson.of([message], [Samples(torch.zeros(5, 2), labels)], "none")
+    lesson = Lesson.join([message], [Samples(torch.zeros(5, 2), labels)])._replace(confidence=torch.ones(5))
     logits = randn(5, 4)
     ce, kl = mutual_losses(logits, lesson, 4.0)
     torch.testing.assert_close(kl, distillation(said.double(), logits, 4.0), rtol=1e-6, atol=1e-9)
@@ -75,32 +75,20 @@ def test_a_temperature_softens_both_sides():
     assert torch.isfinite(mutual_losses(logits, certain, 4.0)[1])
 
 
-def test_how_much_a_teacher_is_believed():
-    signals = [signal("a", 3), signal("b", 8)]
-    inbox, batches = [s[0] for s in signals], [s[1] for s in signals]
-    labels = torch.cat([batch.labels for batch in batches])
-    p = torch.cat([s[2] for s in signals])
-    found = {kind: Lesson.of(inbox, batches, kind).confidence for kind in ("accuracy", "right", "label", "none")}
-    assert found["right"].tolist() == (p.argmax(1) == labels).float().tolist()
-    torch.testing.assert_close(found["right"][3:].mean().double(), found["accuracy"][3])  # refined, not increased
-    torch.testing.assert_close(found["label"], p[torch.arange(11), labels])
-    assert found["none"].tolist() == [1.0] * 11
-
-
 def test_losses_stack_and_read_nothing():
     message, batch, _ = signal("a", 6)
-    lesson = Lesson.of([message], [batch])
+    lesson = Lesson.join([message], [batch])
     logits = randn(3, 6, 4)
     stacked = torch.func.vmap(lambda z: mutual_losses(z, lesson))(logits)
-    broadcast = mutual_losses(logits, Lesson(*(part.expand(3, *part.shape) for part in lesson[:4])))
+    broadcast = mutual_losses(logits, Lesson(*(part.expand(3, *part.shape) for part in lesson[:5])))
     for i in range(3):
         for k, single in enumerate(mutual_losses(logits[i], lesson)):
             torch.testing.assert_close(stacked[k][i], single)
             torch.testing.assert_close(broadcast[k][i], single)
-    whole = Lesson.of([message, message], [batch, batch])
+    whole = Lesson.join([message, message], [batch, batch])
     many = Posteriors("", 1, message.values.expand(3, 6, 4), message.correct.expand(3))
     samples = Samples(batch.inputs.expand(3, 6, 2), batch.labels.expand(3, 6))
-    stacked_lesson = Lesson.of([many, many], [samples, samples])
+    stacked_lesson = Lesson.join([many, many], [samples, samples])
     for name, part in zip(whole._fields[:4], whole, strict=False):
         expected = part if name == "weight" else part.expand(3, *part.shape)
         assert torch.equal(getattr(stacked_lesson, name), expected), name

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from fedh2l.messages import Encoding, Logits, Parameters, Posteriors, decode, encode
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.peer.mailbox import AHEAD, LatestMailbox, Mailbox, Reason, Refused
+from fedh2l.peer.mailbox import AHEAD, LatestMailbox, Mailbox
+from fedh2l.peer.refusals import Reason, Refused
 from fedh2l.roster import Roster
 
 ROSTER = Roster(("a", "b", "c", "d"), 7)

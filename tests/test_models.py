@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from fedh2l.errors import ModelError
-from fedh2l.models.factory import MODELS, Recipe, check_model
+from fedh2l.models.factory import Recipe, check_model
 from fedh2l.models.features import features
 from fedh2l.models.lenet import LeNet, LeNetWide
+from fedh2l.models.registry import MODELS
 
 
 def size(module: nn.Module) -> int:
@@ -54,7 +55,7 @@ def test_a_layer_named_features_is_not_the_method():
 
 
 def test_no_features_is_said():
-    with pytest.raises(ModelError, match="neither"):
+    with pytest.raises(ModelError, match="needs a method features"):
         features(nn.Sequential(nn.ReLU()), torch.rand(1, 2))
 
 

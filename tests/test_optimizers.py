@@ -59,5 +59,5 @@ def test_nothing_is_read_by_the_host(name):
 
 def test_mutual_rate():
     assert OptimizerSettings(lr=0.1).rate("mutual") == 0.1
-    assert OptimizerSettings(lr=0.1, mutual_lr=0.2).rate("mutual") == 0.2
-    assert OptimizerSettings(lr=0.1, mutual_lr=0.2).rate("local") == 0.1
+    assert OptimizerSettings(lr=0.1, mutual_lr_scale=2.0).rate("mutual") == 0.2
+    assert OptimizerSettings(lr=0.1, mutual_lr_scale=2.0).rate("local") == 0.1

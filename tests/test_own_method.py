@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_it_runs_from_the_command_line_and_reproduces_itself(example, cli):
     result = json.loads(done.stdout)
     assert result["method"] == example
     assert result["bytes"]["payload"] == 40 * 12 * 4 * (20 * 10 + 1)  # 20 public samples a node
-    assert "of posteriors crossed between the nodes" in done.stderr
+    assert "of posteriors on public data crossed between the nodes" in done.stderr
     again = cli("run", "one/config.toml", "--out", "two", "--json")
     assert json.loads(again.stdout)["matrix"] == result["matrix"]
 
@@ -77,15 +78,18 @@ def test_it_is_compared_with_ours(example, cli):
 
 
 def test_an_installed_package_names_its_method(example, cli, tmp_path):
-    info = tmp_path / "demo-1.0.dist-info"
-    info.mkdir()
+    info = tmp_path / "site" / "demo-1.0.dist-info"
+    info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[fedh2l.methods]\nagree = agreement:Agreement\n")
+    shutil.move("agreement.py", "site")
     command = [sys.executable, "-m", "fedh2l"]
-    listed = subprocess.run([*command, "list"], capture_output=True, text=True, cwd=tmp_path)
+    anywhere = {"capture_output": True, "text": True, "cwd": tmp_path}
+    anywhere["env"] = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    listed = subprocess.run([*command, "list"], **anywhere)
     assert "agree (agreement:Agreement)" in listed.stdout
     run = [*command, "run", "--method", "agree", "--rounds", "3", "--out", "run", "--json", "--device", "cpu"]
-    done = subprocess.run([*run, "--set", "data.per_class=20"], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([*run, "--set", "data.per_class=20"], **anywhere)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["method"] == "agree"
     assert 'name = "agree"' in (tmp_path / "run/config.toml").read_text()
@@ -127,7 +131,7 @@ def nodes() -> list[fedh2l.Node]:
 
 
 def test_a_method_that_forgets_a_hook_is_told_which():
-    with pytest.raises(NotImplementedError, match="does not say what a node sends"):
+    with pytest.raises(NotImplementedError, match="must implement emit"):
         fedh2l.train(nodes(), Silent(), rounds=2)
 
 

@@ -215,7 +215,8 @@ def test_why_a_certificate_is_refused(founder, tmp_path, monkeypatch):
     pin, root = About.of(north).pin, founder.certificate
 
     def why(certificate, name="north", pinned=pin, listed=None):
-        return refusal(certificate, name, pinned, root, Revocations(root, listed))
+        problem = refusal(certificate, name, pinned, root, Revocations(root, listed))
+        return problem and problem.text
 
     assert why(der(north)) is None
     assert "cannot be read" in why(b"\x30\x03nonsense")
@@ -231,14 +232,27 @@ def test_why_a_certificate_is_refused(founder, tmp_path, monkeypatch):
 
 
 def test_revoking_what_was_never_signed(founder):
-    with pytest.raises(PKIError, match="has no valid certificate of this authority, nor was there ever one"):
+    with pytest.raises(PKIError, match="has no valid certificate of this authority, and never had one"):
         founder.revoke("nobody")
 
 
 @pytest.mark.parametrize("host", ["a b", "http://x", "x:80", "*", "ünïcode", ""])
 def test_hosts_that_are_none(tmp_path, host):
-    with pytest.raises(PKIError, match="is neither a host name nor an address"):
+    with pytest.raises(PKIError, match="is not a host name or an IP address"):
         certificates.request(tmp_path, "north", [host])
+
+
+@pytest.mark.parametrize("called", ["ca", "revoked"])
+def test_a_request_overwrites_nothing_by_how_it_is_called(founder, tmp_path, invoke, called):
+    certificates.request(tmp_path / "keys", "north", ["north.example"])
+    before = (founder.folder / f"{called}.pem").read_bytes()
+    shutil.copy(tmp_path / "keys" / "node.csr", founder.folder / f"{called}.csr")
+    code, _, err = invoke("pki", "sign", "--yes", "--dir", founder.folder, founder.folder / f"{called}.csr")
+    assert code == 2
+    assert "is no certificate of 'north'; rename the request" in " ".join(err.split())
+    assert (founder.folder / f"{called}.pem").read_bytes() == before
+    for _ in range(2):  # a renewed one replaces its own
+        assert invoke("pki", "sign", "--yes", "--dir", founder.folder, tmp_path / "keys" / "node.csr")[0] == 0
 
 
 def test_from_the_command_line(cli, tmp_path):

@@ -24,7 +24,7 @@ from fedh2l.errors import ConfigError, DivergedError, RunError
 from fedh2l.rundir import RunDirectory
 from fedh2l.trainer import Trainer
 
-APART, TOGETHER = "run.processes=2", "run.processes=1"
+APART, TOGETHER = "run.engine=processes", "run.engine=local"
 
 
 def pid(engine: ProcessEngine, place: int) -> int:
@@ -35,10 +35,9 @@ def pid(engine: ProcessEngine, place: int) -> int:
     "changes",
     [
         [],
-        ["method.peers_per_round=1", "run.average=0.9", "method.teacher=average"],
-        ["method.specialist=0.5", "method.own_lesson=true", "run.average=0.9"],
+        ["method.name=fedh2l-plus", "method.peers_per_round=1", "method.interval=2", "run.ema_decay=0.9"],
         ["method.name=fedavg", "method.interval=4"],
-        ["method.name=fedmd", "data.angles=[0,20,40,60,80]", "run.processes=3", *MLPS[:4], "nodes.4.model=mlp"],
+        ["method.name=fedmd", "data.angles=[0,20,40,60,80]", *MLPS[:4], "nodes.4.model=mlp"],
         ["method.name=agnostic", "method.interval=3", "run.threads=2"],
     ],
 )
@@ -83,16 +82,16 @@ class Failing(nn.Linear):
 def test_what_a_users_model_raises_is_told_with_its_traceback():
     nodes = [fedh2l.Node(name, Failing(2, 3), blobs(name)) for name in "ab"]
     with pytest.raises(RunError, match=r"ValueError: no thirty-two[\s\S]*test_processes.py"):
-        fedh2l.train(nodes, rounds=3, device="cpu", processes=2)
+        fedh2l.train(nodes, rounds=3, engine="processes")
 
 
 def test_modules_that_are_given_have_learned_the_same():
     learned = []
-    for count in (1, 2):
+    for engine in ("local", "processes"):
         torch.manual_seed(3)
         modules = [nn.Sequential(nn.Linear(2, 9), nn.BatchNorm1d(9), nn.Dropout(), nn.Linear(9, 3)), nn.Linear(2, 3)]
         nodes = [fedh2l.Node(n, m, blobs(n, i / 3, seed=i)) for i, (n, m) in enumerate(zip("ab", modules, strict=True))]
-        result = fedh2l.train(nodes, rounds=12, device="cpu", processes=count)
+        result = fedh2l.train(nodes, rounds=12, engine=engine, device="cpu")
         learned.append((result.matrix, [m.state_dict() for m in modules]))
     (matrix, here), (other, there) = learned
     assert matrix == other
@@ -129,20 +128,23 @@ class Locked(nn.Linear):
 def test_what_cannot_be_sent_stays_here(monkeypatch, caplog):
     on_many_cores(monkeypatch)
     nodes = [fedh2l.Node(name, Locked(), blobs(name)) for name in "abc"]
-    with pytest.raises(ConfigError, match=r"run.processes = 2: nodes cannot be sent to processes: cannot pickle"):
-        fedh2l.train(nodes, rounds=20, device="cpu", processes=2)
+    with pytest.raises(
+        ConfigError, match=r"run.engine = 'processes': nodes cannot be sent to a process: cannot pickle"
+    ):
+        fedh2l.train(nodes, rounds=20, engine="processes")
     with caplog.at_level(logging.INFO, "fedh2l"):
         fedh2l.train(nodes, rounds=20, device="cpu")
-    assert "nodes are run in threads, since they cannot be sent to processes: cannot pickle" in caplog.text
+    assert "nodes run in threads, because they cannot be sent to a process: cannot pickle" in caplog.text
 
 
 def test_what_a_process_cannot_read_stays_here(monkeypatch, tmp_path):
     """A class of the script itself, which another process does not know."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    for count, said in (("'auto'", "LocalEngine"), ("2", "nodes cannot be sent to processes: AttributeError")):
+    search = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
+    for engine, said in (("auto", "LocalEngine"), ("processes", "nodes cannot be sent to a process: AttributeError")):
         run = subprocess.run(
-            [sys.executable, "script.py", count], cwd=tmp_path, env=environment, capture_output=True, text=True
+            [sys.executable, "script.py", engine], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert said in run.stdout + run.stderr, run.stderr
 
@@ -163,7 +165,7 @@ def told(self, *arguments):
     print("LocalEngine")
     before(self, *arguments)
 local.LocalEngine.__init__ = told
-fedh2l.train(nodes, rounds=5, device="cpu", processes=eval(sys.argv[1]))
+fedh2l.train(nodes, rounds=5, device="cpu", engine=sys.argv[1])
 """
 
 
@@ -188,6 +190,25 @@ def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path):
             return
         time.sleep(0.1)
     pytest.fail(f"processes {left} outlived the run")
+
+
+@pytest.mark.parametrize("how", ["python", "shell"])
+def test_a_refused_directory_leaves_no_process_behind(how, tmp_path, invoke):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    if not children.exists():
+        pytest.skip("processes are listed under /proc on Linux only")
+    before = children.read_text()
+    if how == "python":
+        nodes = [fedh2l.Node(name, nn.Linear(2, 3), blobs(name)) for name in "ab"]
+        with pytest.raises(RunError, match="is not empty"):
+            fedh2l.train(nodes, rounds=3, engine="processes", out=tmp_path / "taken")
+    else:
+        settings = [word for change in (*TINY, *MLPS, APART) for word in ("--set", change)]
+        code, _, errors = invoke("run", *settings, "--out", tmp_path / "taken")
+        assert (code, "is not empty" in errors) == (2, True)
+    assert children.read_text() == before
 
 
 def test_stopped_and_resumed_from_the_command_line(cli, tmp_path):

@@ -217,6 +217,15 @@ def test_either_engine_goes_on_from_the_others_checkpoint(federation, tmp_path, 
     assert left_behind(tmp_path / "parts") == whole
 
 
+def test_an_extended_run_is_the_longer_run(federation, tmp_path):
+    whole = train(federation("run.rounds=18", "run.engine=local"), tmp_path / "whole")
+    train(federation("run.rounds=13", "run.engine=ray", FEW), tmp_path / "parts")
+    longer = Trainer(federation("run.rounds=18", "run.engine=ray", FEW), RunDirectory.open(tmp_path / "parts"))
+    assert longer.resume()
+    longer.run()
+    assert left_behind(tmp_path / "parts") == whole
+
+
 def test_what_goes_wrong_at_a_node_is_told_as_ever(federation):
     said = []
     for engine in ("local", "ray"):

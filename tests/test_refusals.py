@@ -155,10 +155,10 @@ def named(hello: pb.Hello, **changes) -> pb.Hello:
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        (lambda door: named(door.hello(), name="M40"), "'M20' says that it is 'M40'"),
-        (lambda door: door.hello(seedset="1" * 64), "seedset: "),
-        (lambda door: door.hello(rounds=2000, seed=9), "rounds: 1000 here, 2000 there; seed: 0 here, 9 there"),
-        (lambda door: named(door.hello(), protocol=2), "speaks version 2 of the protocol, this peer 1"),
+        (lambda door: named(door.hello(), name="M40"), "'M20' greets under another name than that of its certificate"),
+        (lambda door: door.hello(seedset="1" * 64), "differs in: seedset"),
+        (lambda door: door.hello(rounds=2000, seed=9), "differs in: rounds, seed"),
+        (lambda door: named(door.hello(), protocol=1), "uses version 1 of the protocol, this peer 2"),
     ],
     ids=["name", "seed set", "roster", "protocol"],
 )
@@ -182,17 +182,17 @@ def with_negative(door: Door) -> bytes:
 
 
 SIGNALS: dict[str, tuple[Callable[[Door], bytes], str]] = {
-    "another's name": (lambda door: door.encoded(door.signal("M40")), "it says it is from 'M40'"),
+    "another's name": (lambda door: door.encoded(door.signal("M40")), "its sender is 'M40'"),
     "future": (lambda door: door.encoded(door.signal(round=AHEAD + 2)), f"it is of round {AHEAD + 2}"),
-    "shape": (lambda door: same(door, values=full(0.1, door)[:-1]), "where (8, 10) and a count were agreed"),
+    "shape": (lambda door: same(door, values=full(0.1, door)[:-1]), "should have shape (8, 10) and a count"),
     "nan": (lambda door: same(door, values=full(float("nan"), door)), "not finite"),
     "negative": (with_negative, "negative"),
     "sum": (lambda door: same(door, values=full(0.2, door)), "sum to 1"),
     "accuracy": (lambda door: same(door, correct=door.signal().correct + 1), "count of correct"),
     "cap": (lambda door: pb.Signal(posteriors=bytes(door.peer.terms.largest("M20") + 1)).SerializeToString(),
-            "bytes, where at most 364 are agreed"),
+            "bytes, but at most 364 are accepted"),
     "random bytes": (lambda door: pb.Signal(posteriors=b"\x8f\x03" * 90).SerializeToString(), "not a fedh2l message"),
-    "not even a signal": (lambda door: b"\xff" * 40, "40 bytes that are not a Signal"),
+    "not even a signal": (lambda door: b"\xff" * 40, "40 bytes that are not the canonical form of a Signal"),
 }  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def test_signals(door, caplog, kind):
 def test_replayed(door, caplog):
     assert door.teach("M20") == "OK"
     assert "INVALID_ARGUMENT: seen before" in door.knock("Teach", door.encoded(door.signal()), door.keys)
-    assert "a signal of round 1 was here before" in caplog.text
+    assert "a signal of round 1 has already arrived" in caplog.text
     door.peer.mailbox.enter(2)
     assert "round is past" in door.knock("Teach", door.encoded(door.signal()), door.keys)
 
@@ -223,5 +223,5 @@ def test_far_over_the_cap_nothing_is_read(door):
 def test_a_head_that_another_signed(door, caplog):
     forged = pb.Head(length=5, hash="0" * 64, signature="AAAA")
     assert "FAILED_PRECONDITION" in door.knock("Witness", forged.SerializeToString(), door.keys)
-    assert "'M20' gives a head of its audit log that it did not sign" in caplog.text
+    assert "'M20' sent a head of its audit log that it did not sign" in caplog.text
     assert not (door.peer.witnesses.path("M20")).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -11,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import MLPS, TINY, train
-from fedh2l.cli.extras import needs
 from fedh2l.errors import ConfigError
+from fedh2l.extras import needs
 from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.circle import PeerRefusedError
 from fedh2l.peer.courier import Contact
 from fedh2l.peer.peer import Peer
+from fedh2l.peer.refusals import PeerRefusedError
 from fedh2l.peer.rehearsal import PEER
 from fedh2l.peer.settings import load_peer
 from fedh2l.rundir import RunDirectory
@@ -33,20 +34,15 @@ from town import NAMES, rehearsal
         ),
         pytest.param(
             [
-                "data.augment=all",
-                "method.pace=3.0",
+                "method.name=fedh2l-plus",
                 "method.public_batch_size=8",
                 "method.interval=4",
-                "method.revisit=2",
+                "method.replay=2",
             ],
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            ["run.average=0.9", "method.teacher=average", "method.encoding=int8", "method.confidence=right"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["run.average=0.9", "method.specialist=0.5", "method.own_lesson=true"],
+            ["run.ema_decay=0.9", "method.encoding=int8", "method.temperature=2"],
             marks=pytest.mark.slow,
         ),
     ],
@@ -76,7 +72,7 @@ def test_a_peer_that_is_killed_comes_back_and_goes_on_with_the_others(town):
     made.until(lambda: made.round("M0") >= reached + 40)  # the others do not wait for it
     made.start("M20")
     results = made.finish()
-    assert "did not answer in round" in made.log("M0")
+    assert "'M20' is lost in round" in made.log("M0")
     assert "goes on after round" in made.log("M20")
     assert results["M20"]["skipped"] > 0
     assert all(results[name]["skipped"] == 0 for name in ("M0", "M40", "M60"))
@@ -159,17 +155,25 @@ def test_back_when_the_others_are_nearly_done(town):
 
 
 @pytest.mark.slow
-def test_who_holds_another_roster_is_refused_and_the_others_go_on(town):
+@pytest.mark.parametrize("field", ["seed", "ema_decay", "pins"])
+def test_who_holds_another_roster_is_refused_and_the_others_go_on(town, field):
     made = town("run.rounds=60", deadline=1.0, linger=1.0)
     folder = made.rehearsed.folder
-    other = (folder / "roster.toml").read_text().replace("seed = 0", "seed = 5")
+    charter = made.rehearsed.charter
+    changes = {
+        "seed": ("seed = 0", "seed = 5"),
+        "ema_decay": ("ema_decay = 0.0", "ema_decay = 0.9"),
+        "pins": (charter.pins["M40"], "sha256//" + base64.b64encode(b"k" * 32).decode()),  # an impostor's key
+    }
+    other = (folder / "roster.toml").read_text().replace(*changes[field])
+    assert other != (folder / "roster.toml").read_text()
     (folder / "other.toml").write_text(other)
-    peer = folder / "M60" / PEER
-    peer.write_text(peer.read_text().replace("../roster.toml", "../other.toml"))
+    made.edit("M60", ("../roster.toml", "../other.toml"))
     made.start(*NAMES)
     made.until(lambda: all(made.processes[name].poll() is not None for name in NAMES[:3]))
-    assert "seed: 0 here, 5 there" in made.log("M0")
+    assert f"holds another roster, which differs in: {field}." in made.log("M0")
     assert all(made.directory(name).result() for name in NAMES[:3])
+    assert "'M60' is there" not in made.log("M0")
     made.kill("M60")
 
 
@@ -219,7 +223,9 @@ def test_one_voice_alone_moves_nobody(tmp_path):
 
         assert said(M20=999_999) == 10
         peer.pace._with_others -= peer.timing.patience + 1  # nobody else was there for that long
-        assert said(M20=999_999) == 999
+        assert said(M20=999_999) == 10  # this peer could not have trained a round since its last one
+        peer.pace.tempo.restore([0.1, 0.25, time.time() - 50.2])  # at four rounds per second, it could have trained 200
+        assert said(M20=999_999) == 10 + 200
         peer.round = 10
         assert said(M20=999_999, M40=11) == 10
         assert said(M20=999_999, M40=12, M60=11) == 11

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import struct
 
 import numpy as np
@@ -20,6 +21,16 @@ def arrow() -> torch.Tensor:
     image[0, 0, 4:8, 9:19] = 0.5
     image[0, 0, 20:22, 15:20] = 0.25
     return image
+
+
+def test_the_digits_in_the_package_are_mnist():
+    """Their bytes and their order: every pinned number depends on them."""
+    images, labels = embedded_digits()
+    assert (images.dtype, labels.dtype, images.shape) == (np.uint8, np.int64, (5000, 28, 28))
+    assert hashlib.sha256(images.tobytes()).hexdigest() == (
+        "2913c6b6527114b7307e1086335a7665e3f94c74aba3d67525e6f116bf5ae20f"
+    )
+    assert labels.tolist() == sorted(list(range(10)) * 500)
 
 
 def test_a_quarter_turn_is_clockwise():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 from datetime import timedelta
@@ -15,9 +14,9 @@ from fedh2l.peer import certificates
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.authority import Authority
 from fedh2l.peer.charter import Charter
-from fedh2l.peer.circle import PeerRefusedError, Sealed
+from fedh2l.peer.circle import Sealed
 from fedh2l.peer.handshake import Agreed
-from fedh2l.peer.mailbox import Reason, Refused
+from fedh2l.peer.refusals import PeerRefusedError, Reason, Refusal, Refused, read_refusal
 from fedh2l.peer.transport import SERVICE, Desk, Line, Listener
 from test_bundle import CLASSES
 from test_pki import join
@@ -140,9 +139,9 @@ def test_the_right_authority_but_not_a_member(town):
     town.join("d")
     code, details = refused(town, "d")
     assert code is grpc.StatusCode.PERMISSION_DENIED
-    assert "'d' is not in the roster" in details
+    assert details == "not in the roster"
     assert "'d' is not in the roster" in town.desk.refused[0]
-    with pytest.raises(PeerRefusedError, match="who is not a member"):
+    with pytest.raises(PeerRefusedError, match="which is not a member"):
         town.circle("d")
 
 
@@ -152,7 +151,8 @@ def test_a_member_with_another_key(town):
     town.join("b")
     code, details = refused(town, "b")
     assert code is grpc.StatusCode.PERMISSION_DENIED
-    assert "but the roster pins" in details
+    assert details == "another key than the roster pins"
+    assert "but the roster pins" in town.desk.refused[0]
     with pytest.raises(PeerRefusedError, match="would be refused by all others"):
         town.circle("b")
 
@@ -181,7 +181,7 @@ def test_a_damaged_list_of_what_is_revoked_changes_nothing(town, caplog):
     assert refused(town, "b")[0] is grpc.StatusCode.PERMISSION_DENIED
     (town.folder / "authority" / "revoked.pem").write_text("torn")
     assert refused(town, "b")[0] is grpc.StatusCode.PERMISSION_DENIED
-    assert "the list that was read before still holds" in caplog.text
+    assert "the previous list of revocations stays in force" in caplog.text
 
 
 def test_a_renewed_certificate_of_the_same_key_is_welcome(town):
@@ -256,39 +256,40 @@ def hello(agreed, **changes) -> bytes:
 
 
 def test_who_has_agreed_on_something_else(town):
-    other = Agreed.of([town.read(rounds=100, seed=9, method={"name": "fedh2l", "kl": False})], CLASSES)
+    other = Agreed.of([town.read(rounds=100, seed=9, method={"name": "fedh2l", "kl_weight": 0.0})], CLASSES)
     code, details = refused(town, "b", "Greet", hello(other))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    for side in (details, town.desk.refused[0]):
-        assert "method.kl: True here, False there; seed: 0 here, 9 there" in side
-    with pytest.raises(PeerRefusedError, match=r"'a' refuses this peer: .*seed: 0 here, 9 there"):
+    assert details == "another roster: method, seed"
+    assert "differs in: method, seed." in town.desk.refused[0]
+    with pytest.raises(PeerRefusedError, match="'a' refuses this peer: another roster, which differs in: method, seed"):
         town.greet("b", other, 1)
     other_set = Agreed.of([town.read(rounds=100, seedset="1" * 64)], CLASSES)
-    assert "seedset: '000" in refused(town, "b", "Greet", hello(other_set))[1]
+    assert refused(town, "b", "Greet", hello(other_set))[1] == "another roster: seedset"
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"protocol": 2}, "speaks version 2 of the protocol, this peer 1"),
-        ({"name": "c"}, "'b' says that it is 'c'"),
-        ({"digest": b"0" * 16}, "its digest is not that of what it says"),
-        ({"digest": b"0" * 16, "canonical": "{"}, "cannot be read"),
-        ({"digest": b"0" * 16, "canonical": "[" * 1500}, "cannot be read"),
-        ({"digest": b"0" * 16, "canonical": json.dumps([1])}, "nothing there"),
+        ({"protocol": 1}, "uses version 1 of the protocol, this peer 2"),
+        ({"name": "c"}, "'b' greets under another name than that of its certificate"),
+        ({"digest": b"0" * 16}, "differs in: its digest"),
+        ({"digest": b"0" * 15}, "invalid agreements"),
+        ({"fields": b"0" * 99}, "invalid agreements"),
+        ({"fields": b"0" * 56}, "fields that do not match its digest"),
+        ({"version": 0}, "invalid agreements"),
     ],
 )
 def test_greetings_that_are_none(town, changes, why):
     code, details = refused(town, "b", "Greet", hello(town.desk.agreed, **changes))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert why in details
+    assert details in ("an unsound greeting", "another version of the protocol", "another roster")
     assert why in town.desk.refused[0]
 
 
 def test_random_bytes_and_unknown_methods(town):
     code, _ = refused(town, "b", payload=b"\xff\xff\xff\xff")
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "'b' sent 4 bytes that are not a Signal" in town.desk.refused[0]
+    assert "'b' sent 4 bytes that are not the canonical form of a Signal" in town.desk.refused[0]
     code, _ = refused(town, "b", method="Parameters", payload=b"")
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
@@ -305,3 +306,124 @@ def test_a_signal_from_the_future_may_be_sent_again(town, monkeypatch):
     monkeypatch.setattr(town.desk, "taught", early)
     code, _ = refused(town, "b", payload=pb.Signal(posteriors=b"x").SerializeToString())
     assert code is grpc.StatusCode.ABORTED
+
+
+# Nothing else on the wire
+
+
+def with_unknown_field(message, size=2800) -> bytes:
+    """Field 15 of the message, which the schema does not have."""
+    return (
+        message.SerializeToString() + b"\x7a" + (size % 128 | 128).to_bytes(1) + (size // 128).to_bytes(1) + bytes(size)
+    )
+
+
+SIGNAL = pb.Signal(posteriors=b"xyz").SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [
+        ("Teach", with_unknown_field(pb.Signal(posteriors=b"xyz"))),
+        ("Leave", with_unknown_field(pb.Goodbye(round=3))),
+        ("Witness", with_unknown_field(pb.Head(length=3))),
+        ("Teach", SIGNAL + SIGNAL),  # the last of two values counts
+        ("Leave", b"\x08\x83\x00"),  # the number 3 in more bytes than it needs
+        ("Leave", b"\x10\x01\x08\x03"),  # fields in another order
+    ],
+)
+def test_bytes_that_say_more_than_the_message(town, method, data):
+    code, details = refused(town, "b", method, data)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details == "bytes that are not the canonical form of the message"
+    assert "are not the canonical form" in town.desk.refused[0]
+
+
+def test_an_unknown_field_within_a_greeting(town):
+    greeting = town.desk.agreed.hello("b", 1)
+    inner = with_unknown_field(greeting.agreements[0], 200)
+    del greeting.agreements[:]
+    data = (
+        greeting.SerializeToString() + b"\x2a" + (len(inner) % 128 | 128).to_bytes(1) + (len(inner) // 128).to_bytes(1)
+    )
+    assert refused(town, "b", "Greet", data + inner)[1] == "bytes that are not the canonical form of the message"
+
+
+def channel(town, **how) -> grpc.Channel:
+    pair = [(town.folder / "b" / file).read_bytes() for file in ("node.key", "node.pem")]
+    trusted = (town.folder / "a" / "node.pem").read_bytes()
+    return grpc.secure_channel(town.address, grpc.ssl_channel_credentials(trusted, *pair), **how)
+
+
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        ([], {"metadata": (("note", "x" * 200),)}),
+        ([], {"metadata": (("note-bin", b"x" * 200),)}),
+        ([("grpc.primary_user_agent", "a few words")], {}),
+    ],
+)
+def test_metadata_that_does_not_belong_to_a_call(town, options, call):
+    with channel(town, options=options) as made, pytest.raises(grpc.RpcError) as error:
+        made.unary_unary(f"/{SERVICE}/Teach")(SIGNAL, timeout=10, **call)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.value.details() == "unexpected metadata"
+    assert "metadata that does not belong to a call" in town.desk.refused[0]
+    assert town.desk.heard == []
+
+
+def test_much_metadata_is_not_even_read(town):
+    with channel(town) as made, pytest.raises(grpc.RpcError) as error:
+        made.unary_unary(f"/{SERVICE}/Teach")(SIGNAL, timeout=10, metadata=(("note", "x" * 5200),))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_compressed_messages_are_refused(town):
+    with channel(town) as made, pytest.raises(grpc.RpcError) as error:
+        made.unary_unary(f"/{SERVICE}/Teach")(bytes(500), timeout=10, compression=grpc.Compression.Gzip)
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_second_message_in_a_call(town):
+    with channel(town) as made, pytest.raises(grpc.RpcError) as error:
+        made.stream_unary(f"/{SERVICE}/Teach")(iter([SIGNAL, SIGNAL]), timeout=10)
+    assert error.value.details() == "not exactly one message"
+    assert town.desk.heard == []
+
+
+def test_a_refusal_carries_no_text_of_its_sender():
+    for text in ("another roster: method, seed", "round is past", "not in the roster"):
+        assert read_refusal(text) != Refusal.UNKNOWN
+    for text in (None, "", "hello", "another roster: hello", "another roster: seed, seed", "round is past: hello"):
+        assert read_refusal(text) == Refusal.UNKNOWN
+
+
+@pytest.mark.parametrize("where", ["unknown field", "initial metadata", "trailing metadata"])
+def test_answers_that_say_more(town, monkeypatch, where):
+    """A dishonest server; the caller takes nothing from it."""
+    handle = town.listener._answered
+
+    def answered(caller, requests, context, kind, answer):
+        reply = handle(caller, requests, context, kind, answer)
+        if where == "initial metadata":
+            context.send_initial_metadata((("note", "x"),))
+        if where == "trailing metadata":
+            context.set_trailing_metadata((("note", "x"),))
+        return reply + b"\x7a\x01x" if where == "unknown field" else reply
+
+    monkeypatch.setattr(town.listener, "_answered", answered)
+    line = town.line("b")
+    with pytest.raises(PeerRefusedError, match=r"canonical form of a Receipt|unexpected metadata"):
+        line.call("Teach", pb.Signal(posteriors=b"xyz"), pb.Receipt, 5)
+
+
+def test_an_error_of_this_peer_is_told_to_its_operator_alone(town, monkeypatch):
+    """gRPC sends the text of an exception, and that may name or quote files."""
+
+    def damaged(caller, posteriors):
+        raise RuntimeError("cannot read '/home/me/patients'")
+
+    monkeypatch.setattr(town.desk, "taught", damaged)
+    code, details = refused(town, "b", payload=SIGNAL)
+    assert (code, details) == (grpc.StatusCode.INTERNAL, "this peer failed")
+    assert "could not be answered: RuntimeError: cannot read '/home/me/patients'" in town.desk.refused[-1]

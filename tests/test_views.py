@@ -252,7 +252,7 @@ def test_labels_of_mixed_images():
     logits, labels = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1])
     mixture = Mixture(torch.tensor([0.5, 0.7, 1.0, 0.9], dtype=torch.float64), torch.tensor([2, 0, 0, 1]))
     signal = Posteriors.of("a", 1, torch.softmax(logits, -1), labels)
-    ce, _ = mutual_losses(logits, Lesson.of([signal], [Samples(torch.zeros(4, 1), labels, mixture)]))
+    ce, _ = mutual_losses(logits, Lesson.join([signal], [Samples(torch.zeros(4, 1), labels, mixture)]))
     each = [
         share * cross_entropy(row, own) + (1 - share) * cross_entropy(row, other)
         for row, own, other, share in zip(logits, labels, labels[mixture.other], mixture.own, strict=True)

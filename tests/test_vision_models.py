@@ -108,7 +108,7 @@ def test_a_model_that_fits_is_left_alone():
 def test_a_replaced_head_is_there_again_when_the_model_is_loaded(tmp_path):
     nodes = [fedh2l.Node(name, thousand, blobs(name)) for name in "ab"]
     fedh2l.train(nodes, rounds=3, out=tmp_path / "run")
-    classifier = fedh2l.load(tmp_path / "run", "a")
+    classifier = fedh2l.load(tmp_path / "run", "a", allow=["test_vision_models"])
     assert classifier(torch.rand(5, 2)).shape == (5, 3)
 
 
@@ -176,7 +176,7 @@ def test_weights_go_into_lazy_layers(tmp_path):
 
 
 def test_weights_for_a_module_are_refused():
-    with pytest.raises(ModelError, match="a module is trained as it is given"):
+    with pytest.raises(ModelError, match="a module keeps its own weights"):
         fedh2l.Node("a", normed(3), blobs("a"), weights="w.pth").build("secret", 4)
 
 
@@ -225,7 +225,7 @@ class Evil:
         ("evil.pth", "more than tensors, or is damaged"),
         ("list.pth", "holds list, not the weights of a model"),
         ("other.safetensors", "are of another model: 0 tensors loaded"),
-        ("IMAGENET1K_V1", "neither a file .* nor"),
+        ("IMAGENET1K_V1", "are not a file .* only for models of"),
     ],
 )
 def test_weights_that_cannot_be_used(tmp_path, monkeypatch, capfd, source, message):
@@ -241,7 +241,7 @@ def test_weights_that_cannot_be_used(tmp_path, monkeypatch, capfd, source, messa
 
 def test_names_of_torchvision():
     module = Recipe("torchvision.models:resnet18").build(3, (3, 64, 64))
-    with pytest.raises(ModelError, match="there are no weights 'V9'; there are: IMAGENET1K_V1"):
+    with pytest.raises(ModelError, match=r"unknown weights 'V9'\. There are: IMAGENET1K_V1"):
         start_from(module, "V9", "torchvision.models:resnet18", "model")
     with pytest.raises(ModelError, match="torchvision has no weights for"):
         start_from(module, "V9", "torchvision.models:ResNet", "model")

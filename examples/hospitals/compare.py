@@ -1,10 +1,10 @@
-"""Training together against training alone, over many splits of the patients.
+"""Compare FedH2L with training alone, with and without all public records, over many splits of the patients.
 
     python examples/hospitals/compare.py [--root heart-disease] [--splits 20]
 
-For every split both methods start from the same weights and see the same batches. Accuracy and the area under the ROC
-curve (AUC) are on the pooled test patients of the other hospitals, and on a hospital's own; means over hospitals, then
-over splits, with 95 % intervals of the paired difference.
+All methods start from the same weights. Accuracy is measured on a hospital's own test patients, and on those of the
+other hospitals. AUC, the area under the ROC curve, is measured on the latter. The table has means over hospitals and
+splits, and 95 % intervals of the paired differences.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from fedh2l.settings import CORES, available_cores
 
 HERE = Path(__file__).parent
 MEASURES = ("own patients, accuracy", "others' patients, accuracy", "others' patients, AUC")
+METHODS = {"independent": "alone", "aggregation": "public data", "fedh2l": "FedH2L"}
 
 
 def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
-    """How often somebody ill gets a higher score than somebody healthy; a tie counts half."""
+    """Share of pairs where the ill patient has the higher score. A tie counts half."""
     ill, healthy = scores[labels == 1], scores[labels == 0]
     above = (ill[:, None] > healthy).double() + 0.5 * (ill[:, None] == healthy).double()
     return 100 * float(above.mean())
@@ -58,23 +59,24 @@ def train(method: str, seed: int, root: str, rounds: int | None) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="heart-disease", help="the folder with the four files")
+    parser.add_argument("--root", default="heart-disease", help="Folder with the four files.")
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=None)
     given = parser.parse_args()
-    cores, methods = available_cores(), ("independent", "fedh2l")
-    os.environ[CORES] = "1"  # as many trainings side by side as there are cores, each on one
+    cores = available_cores()
+    os.environ[CORES] = "1"  # one core per run, as many runs as cores
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        runs = {m: [pool.submit(train, m, s, given.root, given.rounds) for s in range(given.splits)] for m in methods}
+        runs = {m: [pool.submit(train, m, s, given.root, given.rounds) for s in range(given.splits)] for m in METHODS}
         found = {method: [run.result() for run in each] for method, each in runs.items()}
     print(f"{given.splits} splits; mean over hospitals and splits, in %")
-    print(f"{'':28}{'alone':>8}{'together':>10}{'difference':>22}")
+    print(f"{'':28}" + "".join(f"{title:>13}" for title in METHODS.values()))
     for place, measure in enumerate(MEASURES):
-        alone, together = ([run[place] for run in found[method]] for method in methods)
-        paired = Difference.of(together, alone)
-        low, high = paired.mean - (paired.half_width or 0), paired.mean + (paired.half_width or 0)
-        means = f"{statistics.fmean(alone):8.1f}{statistics.fmean(together):10.1f}{paired.mean:+10.1f}"
-        print(f"{measure:28}{means} [{low:+.1f}, {high:+.1f}]")
+        values = {method: [run[place] for run in each] for method, each in found.items()}
+        print(f"{measure:28}" + "".join(f"{statistics.fmean(each):13.1f}" for each in values.values()))
+        for other in ("independent", "aggregation"):
+            paired = Difference.of(values["fedh2l"], values[other])
+            low, high = paired.mean - (paired.half_width or 0), paired.mean + (paired.half_width or 0)
+            print(f"    FedH2L − {METHODS[other]}: {paired.mean:+.1f} [{low:+.1f}, {high:+.1f}]")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 def resnet(num_classes: int, width: int = 12) -> nn.Module:
-    """Three blocks, each half as large as the one before and twice as wide."""
+    """Three blocks. The second and third halve the image and double the width."""
     return nn.Sequential(
         nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
         Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2),
@@ -29,7 +29,7 @@ def resnet(num_classes: int, width: int = 12) -> nn.Module:
 
 
 def plain(num_classes: int, width: int = 16) -> nn.Module:
-    """Pairs of convolutions with no shortcut and no batch norm, each pair half as large and twice as wide."""
+    """Pairs of convolutions without shortcut and batch norm. Each pair halves the image and doubles the width."""
     layers: list[nn.Module] = []
     for channels, wider in ((3, width), (width, 2 * width), (2 * width, 4 * width)):
         layers += [nn.Conv2d(channels, wider, 3, 1, 1), nn.ReLU()]

@@ -1,4 +1,4 @@
-"""A method of one's own: learn from a teacher only where it is right. `agreement.toml` says how to run it."""
+"""Your own method: learn from a teacher only where it is right. `agreement.toml` says how to run it."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ class Agreement(fedh2l.Method):
 
     name: ClassVar[str] = "agreement"
     sends: ClassVar[tuple[str, ...]] = ("posteriors",)
-    interval: int = Field(2, ge=1, description="local steps per exchange")
+    interval: int = Field(2, ge=1, description="Local steps per exchange.")
 
     def local_step(self, node, round):
         batch = node.local_batch(round, "private+own-public")

@@ -1,6 +1,6 @@
-"""Data and a model of one's own, named in `federation.toml`.
+"""Your own data and model, named in `federation.toml`.
 
-Three sites measure the same two quantities with instruments that are turned against each other.
+Three sites measure the same two quantities. Their instruments are turned against each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fedh2l
 
 
 def measurements(sites: int, samples: int, seed: int) -> list[fedh2l.Domain]:
-    """One domain a site. `sites` and `samples` are keys of [data]; the run's seed comes by itself."""
+    """Return one domain per site. `sites` and `samples` are keys of [data]; `seed` is the seed of the run."""
     return [
         fedh2l.Domain.split(_site(0.6 * site, samples, seed + site), name=f"site{site}", classes=3, seed=seed)
         for site in range(sites)
@@ -28,7 +28,7 @@ def _site(turn: float, samples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Net(nn.Sequential):
-    """`num_classes` comes by itself; `width` is in model_args."""
+    """A small network. fedh2l passes `num_classes`; `width` is in model_args."""
 
     def __init__(self, num_classes: int, width: int = 16) -> None:
         super().__init__(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, num_classes))

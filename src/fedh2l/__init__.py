@@ -1,21 +1,54 @@
-"""FedH2L: federated learning between nodes that share neither data nor models.
+"""Federated learning by mutual distillation, without a server.
 
-Each node trains on its own data and publishes only its posteriors on a small public set; the others learn from them
-by mutual distillation, as far as that does not conflict with their own data. See `train` to start.
+Each node trains its own network on its own data, and sends class probabilities on a small public dataset to the other
+nodes. They learn from them where that does not conflict with their own data. Start with `train`.
 """
 
-from fedh2l.api import load, train
-from fedh2l.callbacks import Callback
-from fedh2l.data.splits import Shares
-from fedh2l.domain import Domain, Samples
-from fedh2l.errors import FedH2LError
-from fedh2l.methods.base import Method
-from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.node import Node
-from fedh2l.optimizers import OptimizerSettings as Optimizer
-from fedh2l.result import Result
-from fedh2l.settings import RaySettings
-from fedh2l.version import __version__
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedh2l.api import load, train
+    from fedh2l.callbacks import Callback
+    from fedh2l.data.splits import Shares
+    from fedh2l.domain import Domain, Samples
+    from fedh2l.errors import FedH2LError
+    from fedh2l.methods.base import Method
+    from fedh2l.methods.fedh2l import FedH2L
+    from fedh2l.node import Node
+    from fedh2l.optimizers import OptimizerSettings as Optimizer
+    from fedh2l.result import Result
+    from fedh2l.settings import RaySettings
+    from fedh2l.version import __version__
+else:
+    _PLACES = {
+        "Callback": "callbacks:Callback",
+        "Domain": "domain:Domain",
+        "FedH2L": "methods.fedh2l:FedH2L",
+        "FedH2LError": "errors:FedH2LError",
+        "Method": "methods.base:Method",
+        "Node": "node:Node",
+        "Optimizer": "optimizers:OptimizerSettings",
+        "RaySettings": "settings:RaySettings",
+        "Result": "result:Result",
+        "Samples": "domain:Samples",
+        "Shares": "data.splits:Shares",
+        "__version__": "version:__version__",
+        "load": "api:load",
+        "train": "api:train",
+    }
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is first used: PyTorch takes seconds, and not every command needs it."""
+        if name not in _PLACES:
+            raise AttributeError(f"module 'fedh2l' has no attribute {name!r}")
+        module, _, attribute = _PLACES[name].partition(":")
+        globals()[name] = getattr(import_module(f"fedh2l.{module}"), attribute)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Callback",

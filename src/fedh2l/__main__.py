@@ -1,4 +1,4 @@
-"""`python -m fedh2l`."""
+"""Entry point of `python -m fedh2l`."""
 
 from fedh2l.cli import main
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.reporting.progress import LiveProgress
 from fedh2l.result import Result
+from fedh2l.resuming import go_on, saved_result
 from fedh2l.rundir import CONFIG, RunDirectory
 from fedh2l.settings import RaySettings, RunSettings
-from fedh2l.toml import toml_value
+from fedh2l.toml import toml_text, toml_value
 from fedh2l.trainer import Trainer
 
 log = logging.getLogger("fedh2l")
@@ -41,18 +43,23 @@ def train(
     ray: RaySettings | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = False,
     callbacks: Sequence[Callback] | Callback = (),
     **run: Any,
 ) -> Result:
-    """Trains a federation and returns how every node's model does on everybody's test data.
+    """Train a federation and return the accuracy of every node's model on all test data.
 
-    Afterwards each module given in `nodes` holds the selected model. With `out`, a run directory is written, whose
-    models `load` reads; with `resume=True` as well, a run that was interrupted goes on, one that has ended is not
-    trained again, and one that is not there yet starts. `progress` shows a bar. Further keywords are the keys of the
-    `[run]` section: batch_size, device, engine, threads, dtype, precision, micro_batch, eval_every, checkpoint_every,
-    selection, average; where nothing is said, they are what the method recommends. `ray` is how `engine="ray"` uses a
-    cluster.
+    Each module given in `nodes` holds the selected model afterwards. With `out`, a run directory is written. `load`
+    reads its models.
+
+    `resume=True` continues an interrupted run in `out`, returns the saved result of a run that has ended, or starts a
+    run if there is none. More `rounds` than before extend a run, even one that has ended. Data, models and settings
+    must be those of the first start. `overwrite=True` first removes a run in `out`. It never removes other files.
+
+    `progress` shows a progress bar. Further keywords are the keys of the `[run]` section: batch_size, device, engine,
+    threads, dtype, precision, micro_batch, eval_every, checkpoint_every, keep_checkpoint, selection, ema_decay. Keys
+    that are not given take the method's recommended values. `ray` configures the cluster of `engine="ray"`.
     """
     for key in set(run) & set(OptimizerSettings.model_fields):
         raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")
@@ -60,55 +67,80 @@ def train(
     chosen = _method(method, labelled)
     advice = {key: value for key, value in chosen.advice("run", labelled).items() if key not in run}
     settings = RunSettings.read({"rounds": rounds, "seed": seed, **advice, **run}, "run").resolved()
-    federation = Federation(list(nodes), chosen, settings, optimizer or OptimizerSettings(), ray or RaySettings())
+    given = optimizer.model_dump(exclude_unset=True) if optimizer else {}
+    optimizer = OptimizerSettings(**{**chosen.advice("optimizer", labelled), **given})
+    federation = Federation(list(nodes), chosen, settings, optimizer, ray or RaySettings())
     if resume and out is None:
-        raise RunError("resume=True needs out=…, the directory of the run to go on with")
+        raise RunError("resume=True needs out=…, the directory of the run to continue")
+    if resume and overwrite:
+        raise ConfigError("resume=True continues the run in out=…, and overwrite=True removes it; give one of them")
     exists = out is not None and (Path(out) / CONFIG).exists()
     if resume and exists:
         _check_same(RunDirectory.open(str(out)), federation)
-        if ended := RunDirectory(str(out)).result():
-            return _recall(federation, str(out), Result.from_dict(ended))
+        if ended := saved_result(RunDirectory(str(out)), federation):
+            return _recall(federation, str(out), ended)
     shown = [LiveProgress(Console(stderr=True))] if progress else []
     listeners = [callbacks] if isinstance(callbacks, Callback) else callbacks
     trainer = Trainer(federation, callbacks=[*shown, *listeners])
-    if out is not None:
-        trainer.directory = RunDirectory(out) if resume and exists else RunDirectory.claim(out, _describe(federation))
-    if resume and exists and not trainer.resume():
-        log.warning("%s has no checkpoint: starting from round 0", out)
-    try:
-        return trainer.run()
-    finally:
+    new = out is not None and not (resume and exists)
+    with trainer.preparing():
+        if out is not None:
+            _warn_of_models(nodes)
+            description = _describe(federation)
+            trainer.directory = RunDirectory.claim(out, description, overwrite) if new else RunDirectory(out)
+            if not new and not go_on(trainer, description):
+                log.warning("%s has no checkpoint: starting from round 0", out)
+    with ExitStack() as stack:
         for view in shown:
-            view.close()
+            stack.callback(view.close)
+        if trainer.directory and new:
+            stack.enter_context(trainer.directory.says_what_is_left())
+        return trainer.run()
+
+
+def _warn_of_models(nodes: Sequence[Node]) -> None:
+    """Warn before training about saved models that `load` cannot build by name."""
+    for node in nodes:
+        if reason := node.recipe.obstacle():
+            log.warning(
+                "node '%s': its saved model cannot be loaded by name, since %s. Pass model=… to fedh2l.load, or give "
+                "the node a class of a module, with model_args", node.name, reason,
+            )  # fmt: skip
 
 
 def _method(method: Method | str | None, labelled: bool) -> Method:
-    """A method by its name is what it would be in a configuration that says no more."""
+    """Return a method. A name stands for the method with the values that it recommends."""
     if not isinstance(method, str):
         return method or FedH2L()
     return make_method({"name": method, **find_method(method).advice("method", labelled)})
 
 
 def _check_same(directory: RunDirectory, federation: Federation) -> None:
-    """Refuses to go on with a run under other settings than it was started with; device and engine may change."""
-    then, now = (set(text.splitlines()) for text in (directory.config_path.read_text("utf-8"), _describe(federation)))
-    different = sorted(line for line in then ^ now if not line.startswith(("device =", "engine =")))
+    """Refuse to resume a run under other settings, except device, engine, keep_checkpoint and more rounds."""
+    then, now = (set(text.splitlines()) for text in (directory.config_text(), _describe(federation)))
+    before, rounds = directory.rounds(), federation.settings.rounds
+    grown = {f"rounds = {before}", f"rounds = {rounds}"} if rounds > before else set()
+    free = ("device =", "engine =", "keep_checkpoint =")
+    different = sorted(line for line in (then ^ now) - grown if not line.startswith(free))
     if different:
         raise RunError(f"'{directory.path}' was started with other settings: {'; '.join(different)}")
 
 
 def _recall(federation: Federation, out: str, result: Result) -> Result:
-    """The result of a run that has ended, with its models in the modules that were given."""
+    """Return the result of a run that has ended, and load its models into the given modules."""
     for node in federation.nodes:
         if isinstance(node.model, nn.Module):
             load(out, node.name, result.selection, node.model)
     return result
 
 
-def load(run: str | Path, node: str, which: str = "best", model: nn.Module | None = None) -> Classifier:
-    """The best or last model of a node, ready to use: `classifier(inputs)` gives logits.
+def load(
+    run: str | Path, node: str, which: str = "best", model: nn.Module | None = None, allow: Sequence[str] = ()
+) -> Classifier:
+    """Return the best or last model of a node, ready to use: `classifier(inputs)` gives logits.
 
-    `model` is needed only for a model whose class fedh2l could not note down (a lambda, a bare `nn.Sequential`).
+    A user-defined model is built only if its package is in `allow`, because the file names the code that builds it.
+    Alternatively, pass a module as `model` to load the weights into. A lambda or a bare `nn.Sequential` needs this.
     """
     directory = RunDirectory.open(run)
     path = directory.model_path(node, which)
@@ -119,27 +151,27 @@ def load(run: str | Path, node: str, which: str = "best", model: nn.Module | Non
         if not names:
             raise RunError(f"'{run}' has no models yet: it has not ended; resume it")
         raise RunError(f"'{run}' has no node '{node}'.{did_you_mean(node, names)}")
-    return load_model(path, model)
+    return load_model(path, model, allow)
 
 
 def _describe(federation: Federation) -> str:
-    """The configuration of a run that was started from Python: all but the data can be written down."""
+    """Return the configuration of a run that was started from Python. It contains everything but the data."""
     for node in federation.nodes:
         try:
             json.dumps(dict(node.model_args))
-        except TypeError as error:
+            toml_value(node.model_args)
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"node '{node.name}': model_args cannot be saved with the run: {error}") from None
-    sections: dict[str, dict[str, Any]] = {
-        "run": federation.settings.model_dump(exclude={"out"}, exclude_none=True),
-        "data": {"name": FROM_PYTHON},
-        "method": {"name": federation.method.title, **federation.method.model_dump(exclude_none=True)},
-        "optimizer": federation.optimizer.model_dump(exclude_none=True),
-    }
-    tables = [(f"[{name}]", values) for name, values in sections.items()]
-    for node in federation.nodes:
-        about = {"name": node.name, "model": node.model_name, "model_args": dict(node.model_args)}
-        tables.append(("[[nodes]]", about | ({"weights": node.weights} if node.weights else {})))
-    return "\n".join(
-        f"{head}\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items())
-        for head, values in tables
+    nodes = [
+        {"name": node.name, "model": node.model_name, "model_args": node.model_args, "weights": node.weights or None}
+        for node in federation.nodes
+    ]
+    return toml_text(
+        {
+            "run": federation.settings.model_dump(exclude={"out"}),
+            "data": {"name": FROM_PYTHON},
+            "method": {"name": federation.method.title, **federation.method.model_dump()},
+            "optimizer": federation.optimizer.model_dump(),
+            "nodes": nodes,
+        }
     )

@@ -1,8 +1,8 @@
-"""Other views of the same images, for training: moved, mirrored, bent, in other sizes and colours, with pieces missing.
+"""Image augmentation for training: crop, flip, colour jitter, shift, zoom, erased squares, bending and mixing.
 
-What is drawn has an address like everything else that is random, so a resumed run draws the same, and all nodes see
-the same views of a public batch. A few numbers an image are drawn on the CPU, wherever the model computes, so they are
-the same everywhere; the images are changed where they are.
+Parameters are drawn by address, so a resumed run draws the same ones, and all nodes see the same augmented public
+batches. A few numbers per image are drawn on the CPU, so they are the same on every device. The images are changed on
+the model's device.
 """
 
 from __future__ import annotations
@@ -23,73 +23,76 @@ from fedh2l.sampling import Purpose, random_words
 from fedh2l.upload import uploaded
 
 RATIO = (3 / 4, 4 / 3)
-"""Width by height of what is cut out."""
+"""Range of the aspect ratio (width / height) of a crop."""
 GREY = (0.299, 0.587, 0.114)
-"""How much of each colour is in the brightness that the eye sees."""
+"""Weights of red, green and blue in the perceived brightness."""
 WORDS = 7
-"""Drawn for every image, whether all are used or not: two numbers each, of 32 bits."""
+"""Random words per image, whether all are used or not. A word of 64 bits gives two numbers."""
 POINTS = 4
-"""An image is bent at so many points across and down."""
+"""Bending moves a grid of this many points across and down."""
 PLAIN = 10
-"""How many numbers say what becomes of an image that is neither bent nor mixed."""
+"""Parameters per image, without bending and mixing."""
 Augment = Literal["none", "local", "public", "all"]
-"""Which steps see other views: none, local ones, mutual ones, both."""
+"""Steps that augment their images: no steps, local steps, mutual steps (`public`) or both (`all`)."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far views of an image may be from it."""
+    """Strengths of the augmentations, with functions that draw and apply them."""
 
     pixels: Pixels
     crop: float = 0.8
-    """The least share of the area that is cut out and brought back to size; 1: no crop."""
+    """Smallest share of the area that a random crop keeps. 1 turns it off."""
     flip: float = 0.5
-    """How often an image is mirrored."""
+    """Probability of a mirror image."""
     jitter: float = 0.4
-    """How far brightness, contrast and saturation are changed, by factors of 1 ± this."""
+    """Brightness, contrast and saturation change by factors of 1 ± this."""
     shift: float = 0.0
-    """How far an image is moved, at most, in either direction, as a share of its side."""
+    """Largest shift in each direction, as a share of the side."""
     zoom: float = 0.0
-    """How far its size is changed, by factors of 1 ± this."""
+    """The size changes by factors of 1 ± this."""
     erase: float = 0.0
-    """The side, at most, of a square that is left out, as a share of the image's."""
+    """Side of the largest erased square, as a share of the image's side."""
     bend: float = 0.0
-    """How far moves of points of an image are drawn, as a share of its side; what they have in common is then taken
-    out, so that as a whole it stays where it is, as large and as upright as it was."""
+    """Largest random shift of a grid point, as a share of the side. The common part of all shifts is then removed, so
+    that the whole image keeps its place, size and orientation."""
     border: Literal["reflection", "zeros"] = "reflection"
-    """What is seen beyond the edge of an image."""
+    """Padding beyond the edge of an image."""
     public: PublicViews | None = None
-    """How public batches are seen, by everybody in the same way; None: as they are."""
+    """Augmentation of public batches, the same for all nodes. None turns it off."""
 
     @property
     def words(self) -> int:
-        """How many are drawn for an image."""
+        """Random words per image."""
         return WORDS + (POINTS**2 if self.bend else 0)
 
     def views(
         self, images: Tensor, dtype: torch.dtype, purpose: Purpose, seed: int | str, node: str, round: int
     ) -> Tensor:
-        """Images `(rows, channels, height, width)`, bytes or values 0 to 1, seen otherwise, and ready for a model."""
+        """Augment images `(rows, channels, height, width)`, bytes or values 0 to 1, and normalise them for a model."""
         return self.apply(images, self.drawn(images, purpose, seed, node, round), dtype)
 
     def drawn(self, images: Tensor, purpose: Purpose, seed: int | str, node: str, round: int) -> Tensor:
-        """What becomes of images `(rows, …)` by their address, `(rows, numbers)`."""
+        """Return the augmentation parameters of images `(rows, …)`, drawn by address, `(rows, numbers)`."""
         rows, _, height, width = images.shape
         words = random_words(self.words * rows, purpose, seed, node, round).reshape(rows, self.words)
         return uploaded(torch.from_numpy(self.numbers(words, width / height)), images.device)
 
     def numbers(self, words: NDArray[np.uint64], shape: float) -> NDArray[np.float64]:
-        """What becomes of images of a shape, width by height, from words that were drawn `(…, words)`: `(…, numbers)`.
+        """Compute augmentation parameters `(…, numbers)` from random words `(…, words)`. `shape` is width / height.
 
-        Scale and middle of both axes of what is seen, which run from −1 to 1; factors of brightness, contrast and
-        saturation; middle and side of what is left out, where axes run from 0 to 1; if images are bent, how far each
-        point is moved across, and then down.
+        The parameters are, in this order:
+
+        - scale in x and y, and centre in x and y, of the window to sample, with axes from −1 to 1
+        - factors of brightness, contrast and saturation
+        - centre in x and y, and side, of the erased square, with axes from 0 to 1
+        - with bending, the shifts of all points across, then down
         """
         plain = self._plain(_halves(words[..., :WORDS]), shape)
         if not self.bend:
             return plain
         moves = 2 * self.bend * (2 * _halves(words[..., WORDS : WORDS + POINTS**2]) - 1)
-        # Across, then down; in products that are small enough for BLAS to start no threads.
+        # Shifts across, then down. These products are small enough for BLAS to start no threads.
         each = moves.reshape(*moves.shape[:-2], -1, POINTS**2) @ _on_their_own()
         return np.concatenate([plain, each.reshape(moves.shape)], -1)
 
@@ -108,7 +111,7 @@ class Augmentation:
         return np.stack(numbers, -1)
 
     def apply(self, images: Tensor, numbers: Tensor, dtype: torch.dtype) -> Tensor:
-        """Images `(…, rows, channels, height, width)` as `numbers` `(…, rows, numbers)` say, ready for a model."""
+        """Apply parameters `(…, rows, numbers)` to images `(…, rows, channels, height, width)`, and normalise them."""
         flat, own = images.flatten(0, -4), numbers.flatten(0, -2)
         values = flat.to(dtype).div_(self.pixels.scale) if flat.dtype == torch.uint8 else flat.to(dtype)
         if self.crop < 1 or self.flip or self.shift or self.zoom or self.bend:
@@ -122,13 +125,13 @@ class Augmentation:
         return values.view(*images.shape[:-3], *values.shape[1:])
 
     def mixture(self, numbers: Tensor) -> Mixture | None:
-        """What images `(…, rows)` are mixed with; None: with nothing."""
+        """Return how images `(…, rows)` are mixed, or None if they are not."""
         return None
 
     def of(self, steps: Augment, **more: float) -> Augmentation | None:
-        """These views for some steps; public batches, which all see alike, have `more` done to them.
+        """Return the augmentation for these steps, or None. `more` sets further values for public batches.
 
-        For public ones alone, local batches stay as they are.
+        With `public`, local batches are not augmented.
         """
         if steps == "none":
             return None
@@ -140,28 +143,27 @@ class Augmentation:
 
 
 class Mixture(NamedTuple):
-    """What each of some images is mixed with."""
+    """Another image for each image of a batch, and the share of each."""
 
     own: Tensor
-    """How much of it is its own, `(…, rows)`."""
+    """Share of the image itself, `(…, rows)`."""
     other: Tensor
-    """Where among them the other one is, `(…, rows)`."""
+    """Position of the other image in the batch, `(…, rows)`."""
 
 
 @dataclass(frozen=True)
 class PublicViews(Augmentation):
-    """How everybody sees public batches: also mixed, each image with another one of the batch."""
+    """Augmentation of public batches, the same for all nodes. It can also mix pairs of images of a batch."""
 
     mix: float = 0.0
-    """How much of another image is in one, at most."""
+    """Largest share of another image that is mixed in."""
 
     @property
     def words(self) -> int:
-        """One more."""
         return super().words + (1 if self.mix else 0)
 
     def numbers(self, words: NDArray[np.uint64], shape: float) -> NDArray[np.float64]:
-        """The last two are how much of an image is its own, and where in the batch the other one is."""
+        """Append the share of the image itself, and the position of the other image in the batch."""
         numbers = super().numbers(words, shape)
         if not self.mix:
             return numbers
@@ -170,7 +172,7 @@ class PublicViews(Augmentation):
         return np.concatenate([numbers, own[..., None], other[..., None]], -1)
 
     def apply(self, images: Tensor, numbers: Tensor, dtype: torch.dtype) -> Tensor:
-        """What goes for one image alone comes first."""
+        """Augment each image, then mix the images."""
         seen = super().apply(images, numbers, dtype)
         mixture = self.mixture(numbers)
         if mixture is None:
@@ -179,19 +181,19 @@ class PublicViews(Augmentation):
         return torch.lerp(seen.gather(seen.dim() - 4, other.expand_as(seen)), seen, own.to(dtype))
 
     def mixture(self, numbers: Tensor) -> Mixture | None:
-        """At least 1 − mix of an image is its own."""
+        """Return the mixture. Each image keeps a share of at least 1 − `mix`."""
         return Mixture(numbers[..., -2], numbers[..., -1].long()) if self.mix else None
 
 
 def _halves(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Two numbers from 0 to 1 from each word `(…, words)`, `(…, 2 · words)`."""
+    """Return two numbers from 0 to 1 per word: `(…, words)` to `(…, 2 · words)`."""
     return np.ascontiguousarray(words, "<u8").view("<u4") * 2.0**-32
 
 
 def moved(images: Tensor, window: Tensor, border: str, bends: Tensor | None = None) -> Tensor:
-    """What is seen of images through windows `(rows, 4)`: scale of x and y, middle of x and y, from −1 to 1.
+    """Sample images through windows `(rows, 4)`: scale in x and y, centre in x and y, with axes from −1 to 1.
 
-    `bends` `(rows, 2 · POINTS²)` say how far points of what is seen are moved across and down.
+    `bends` `(rows, 2 · POINTS²)` are the shifts of the grid points across, then down.
     """
     rows, _, height, width = images.shape
     across, down = (_middles(count, images) * 2 - 1 for count in (width, height))
@@ -206,12 +208,15 @@ def moved(images: Tensor, window: Tensor, border: str, bends: Tensor | None = No
 
 @lru_cache(64)
 def _between(count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What the points of a line are worth at each of `count` pixels, `(count, POINTS)`; made once."""
+    """Return the weights of the grid points at each of `count` pixels, `(count, POINTS)`. Cached."""
     return torch.from_numpy(_cubic(count)).to(device, dtype)
 
 
 def _cubic(count: int) -> NDArray[np.float64]:
-    """Cubic convolution (Keys, 1981) between points that stand in the middle of equal parts; the last ones go on."""
+    """Return the weights of cubic convolution (Keys, 1981), `(count, POINTS)`.
+
+    The points are at the centres of equal parts. The values of the first and last point continue to the edges.
+    """
     weights = np.zeros((count, POINTS))
     where = (np.arange(count) + 0.5) / count * POINTS - 0.5
     first = np.floor(where).astype(int)
@@ -226,9 +231,10 @@ def _cubic(count: int) -> NDArray[np.float64]:
 
 @lru_cache(1)
 def _on_their_own() -> NDArray[np.float64]:
-    """Takes from the moves of all points what they have in common, `(points, points)`: a shift, a stretch, a turn.
+    """Return the matrix `(points, points)` that removes the common part of all shifts.
 
-    What is left of a field of moves has no such part when it is measured over the whole image.
+    The common part is a translation, a stretch and a rotation. It is measured over the whole image, and the remaining
+    shifts have none.
     """
     fine = 32
     field = np.kron(_cubic(fine), _cubic(fine))
@@ -238,12 +244,12 @@ def _on_their_own() -> NDArray[np.float64]:
 
 
 def _middles(count: int, like: Tensor) -> Tensor:
-    """Of `count` pixels side by side, from 0 to 1."""
+    """Return the centres of `count` pixels in a row, from 0 to 1."""
     return (torch.arange(count, dtype=like.dtype, device=like.device) + 0.5) / count
 
 
 def _left(images: Tensor, squares: Tensor) -> Tensor:
-    """1 where an image stays, 0 in squares `(rows, 3)`, middle and side, `(rows, 1, height, width)`."""
+    """Return a mask `(rows, 1, height, width)`: 0 in erased squares `(rows, 3)` given by centre and side, else 1."""
     height, width = images.shape[-2:]
     x, y, side = (value.view(-1, 1) for value in squares.unbind(1))
     across, down = (_middles(width, images) - x).abs() < side / 2, (_middles(height, images) - y).abs() < side / 2
@@ -251,7 +257,7 @@ def _left(images: Tensor, squares: Tensor) -> Tensor:
 
 
 def jittered(images: Tensor, factors: Tensor) -> Tensor:
-    """Images of values 0 to 1, with brightness, contrast and saturation changed by factors `(rows, 3)`."""
+    """Change brightness, contrast and saturation of images of values 0 to 1 by factors `(rows, 3)`."""
     brightness, contrast, saturation = (factor.view(-1, 1, 1, 1) for factor in factors.unbind(1))
     images = (images * brightness).clamp(0, 1)
     middle = _grey(images).mean((1, 2, 3), keepdim=True)

@@ -1,7 +1,7 @@
-"""Which samples are in the batches of some rounds, brought to where a model computes at once.
+"""Indices of batches, drawn for a block of rounds and copied to the model's device together.
 
-A round's draw has an address, so it does not matter when it is drawn; a copy to a GPU takes longer than many a step of
-a round.
+A round's draw has an address, so it can be made in advance. One copy to a GPU per round would take longer than many
+steps.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from fedh2l.sampling import Purpose, draw_indices
 from fedh2l.upload import uploaded
 
 BLOCK = 64
-"""Rounds that are drawn at once."""
+"""Rounds drawn at once."""
 
 
 class Batches:
-    """Indices of batches that follow from one seed, or from a node's secret."""
+    """Draws indices of batches from one seed or from a node's secret."""
 
     def __init__(self, seed: int | str, device: torch.device) -> None:
         self._seed, self._device = seed, device
         self._blocks: dict[Hashable, tuple[int, Tensor]] = {}
 
     def indices(self, population: int, count: int, purpose: Purpose, node: str, round: int) -> Tensor:
-        """What `draw_indices` draws, `(count,)`; all of them, in order, if there are no more than that."""
+        """Return the indices that `draw_indices` draws, `(count,)`, or all in order if there are no more."""
         rounds = 1 if count >= population else BLOCK
         first = 0 if rounds == 1 else round // BLOCK * BLOCK
         key = (population, count, purpose, node)

@@ -1,4 +1,4 @@
-"""Looking on while a federation trains."""
+"""Callbacks that observe a training."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from fedh2l.result import Result
 
 
 class Callback:
-    """Override what you want to hear of. A callback looks on: it cannot change the training, only end it by raising.
+    """Base class of callbacks. Override the methods of the events to observe.
 
-    `on_round` is called in every round and should be quick.
+    A callback cannot change the training. It can stop the training by raising an exception. `on_round` is called in
+    every round and should be fast.
     """
 
     def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
-        """Before the first round, or the first after a resume."""
+        """Called before the first round, or before the first after a resume."""
 
     def on_round(self, round: int) -> None:
-        """A round is done."""
+        """Called after each round."""
 
     def on_evaluation(self, metrics: dict[str, Any]) -> None:
-        """An evaluation is done; `metrics` is what a line of metrics.jsonl holds."""
+        """Called after each evaluation. `metrics` is the content of a line of metrics.jsonl."""
 
     def on_checkpoint(self, round: int, path: Path) -> None:
-        """A checkpoint is on disk."""
+        """Called when a checkpoint is on disk."""
 
     def on_end(self, result: Result) -> None:
-        """The run is complete."""
+        """Called when the run is complete."""

@@ -1,4 +1,4 @@
-"""How long a run has taken, and what of that went into checkpoints."""
+"""The time of a run, and the part of it that is spent on checkpoints."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 CHECKPOINT_SHARE = 0.02
-"""How much of the run time automatic checkpoints may take."""
+"""Largest share of the run time for automatic checkpoints."""
 
 
 class Clock:
-    """Seconds of training, over all the processes that a run took."""
+    """Measures the seconds of training, including earlier processes of a resumed run."""
 
     def __init__(self) -> None:
         self.before = 0.0
-        """Seconds that earlier processes of this run took."""
+        """Seconds in earlier processes of this run."""
         self._started = time.perf_counter()
         self._spent = 0.0
         self._last_cost: float | None = None
 
     def start(self) -> None:
-        """Begins to count."""
         self._started = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return self.before + time.perf_counter() - self._started
 
     def affords_checkpoint(self, size: int) -> bool:
-        """Whether another checkpoint, of about `size` bytes, keeps all of them within their share of the time."""
-        guess = 0.02 + size / 100e6  # before the first one has shown what it costs
+        """Return whether one more checkpoint of about `size` bytes stays within `CHECKPOINT_SHARE`."""
+        guess = 0.02 + size / 100e6  # until the first checkpoint has been timed
         cost = guess if self._last_cost is None else self._last_cost
         return self._spent + cost <= CHECKPOINT_SHARE * (time.perf_counter() - self._started)
 
     @contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """Measures the writing of a checkpoint."""
+        """Time the writing of a checkpoint."""
         began = time.perf_counter()
         yield
         self._last_cost = time.perf_counter() - began

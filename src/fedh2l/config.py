@@ -1,4 +1,4 @@
-"""Configuration: TOML, checked section by section, with errors that name the key and what would be right."""
+"""Configuration from TOML, checked section by section. Errors name the key and the valid values."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from fedh2l import files
 from fedh2l.data.base import Dataset, FunctionDataset
 from fedh2l.data.registry import DATASETS
-from fedh2l.errors import ConfigError, did_you_mean
+from fedh2l.errors import ConfigError, did_you_mean, shown
 from fedh2l.federation import Federation
 from fedh2l.methods.base import Method
 from fedh2l.methods.registry import METHODS, find_method, make_method
 from fedh2l.node import Node
 from fedh2l.optimizers import OptimizerSettings
-from fedh2l.plugins import is_path, search
+from fedh2l.plugins import allow_named, check_allowed, installed, is_path, search, trust
 from fedh2l.section import Section
 from fedh2l.settings import RaySettings, RunSettings
 
 SECTIONS = ("run", "data", "method", "optimizer", "ray", "nodes")
 FROM_PYTHON = "python"
-"""`data.name` of a run whose data was handed over in Python."""
+"""`data.name` of a run whose data was passed in Python."""
 
 Raw = dict[str, Any]
 
@@ -34,21 +35,25 @@ class NodeSettings(Section):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    name: str = Field(description="the node's name")
-    domain: str | None = Field(None, description="the domain it holds; the one of the node's name if not given")
-    model: str = Field("lenet", description="a built-in model, or package.module:factory")
-    model_args: dict[str, Any] = Field({}, description="arguments of the model")
+    name: str = Field(description="Name of the node.")
+    domain: str | None = Field(None, description="Domain with the node's data. By default the domain of the same name.")
+    model: str = Field(
+        "lenet",
+        description="Built-in model or package.module:factory. By default a built-in model that fits the inputs.",
+    )
+    model_args: dict[str, Any] = Field({}, description="Arguments of the model.")
     weights: str | None = Field(
-        None, description="what the model starts from: a .safetensors or .pth file, or a name that torchvision knows"
+        None,
+        description="Initial weights: a .safetensors or .pth file, or a torchvision name. By default random.",
     )
     resources: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
-        None, description="what it asks a Ray cluster for: num_cpus, num_gpus, memory, or others of the cluster's own"
+        None, description="Resources to request from a Ray cluster: num_cpus, num_gpus, memory, or custom ones."
     )
 
 
 @dataclass(frozen=True)
 class Config:
-    """A complete configuration; nothing in it is left to defaults."""
+    """A complete configuration, with all defaults filled in."""
 
     run: RunSettings
     data: Dataset
@@ -59,11 +64,11 @@ class Config:
 
     @property
     def data_name(self) -> str:
-        """The dataset's name or path."""
+        """Name or path of the dataset."""
         return self.data.title
 
     def federation(self) -> Federation:
-        """Loads the data and puts the nodes together."""
+        """Load the data and build the federation."""
         found = self.data.domains(self.run.seed)
         if not self.data.public_labels:
             found = [replace(domain, public_labels=False) for domain in found]
@@ -82,7 +87,7 @@ class Config:
         return Federation(nodes, self.method, self.run, self.optimizer, self.ray)
 
     def sections(self) -> Raw:
-        """Plain values, section by section."""
+        """Return plain values, section by section."""
         data = self.data.model_dump()
         return {
             "run": self.run.model_dump(exclude={"out"}),
@@ -99,15 +104,22 @@ def load_config(
     overrides: Sequence[str] = (),
     method: str | None = None,
     run: Mapping[str, Any] | None = None,
+    trusted: bool = False,
 ) -> tuple[Config, list[str]]:
-    """A configuration from a TOML file (or the embedded default) with changes, and notices to show.
+    """Return a configuration from a TOML file (or the embedded default) with changes, and notices to show.
 
-    `overrides` are `section.key=value`; `method` and `run` come from options of the command line and win over them.
+    `overrides` are `section.key=value`. `method` and `run` come from command-line options and take precedence.
+    `trusted` means that the user runs this file, so the names in it may be imported as if the user had typed them.
     """
     raw = read_toml(source) if source else {}
+    changes = [_parse_override(text) for text in overrides]
+    allow_named([method, *(value for _, value in changes)])
+    if trusted:
+        allow_named(list(_names_of_code(raw).values()))
     if source:
         search(str(source.absolute().parent))
-    changes = [_parse_override(text) for text in overrides]
+    if not trusted:
+        _check_trust(raw)
     notices = _choose_method(raw, method, changes)
     _drop_other_data(raw, changes)
     for path, value in changes:
@@ -130,16 +142,39 @@ def load_config(
     return config, notices
 
 
+def _names_of_code(raw: Raw) -> dict[str, str]:
+    """Return all values of a configuration that name code, by key."""
+    method = raw.get("method", {})
+    named = {"method.name": method.get("name"), "method.meme": method.get("meme")}
+    named["data.name"] = raw.get("data", {}).get("name")
+    nodes = enumerate(raw.get("nodes", []))
+    named |= {f"nodes.{place}.model": node.get("model") for place, node in nodes if isinstance(node, dict)}
+    return {key: value for key, value in named.items() if isinstance(value, str) and is_path(value)}
+
+
+def _check_trust(raw: Raw) -> None:
+    """Refuse foreign code and a Ray cluster in a configuration, unless the user has allowed them.
+
+    Members of a Ray cluster can run any code on this machine.
+    """
+    for key, path in _names_of_code(raw).items():
+        check_allowed(path, key)
+    address = raw.get("ray", {}).get("address")
+    if address is not None and not trust().allows("ray:init"):
+        raise ConfigError(
+            f"ray.address = {address!r}: this file names a Ray cluster, whose members can run code on this machine. "
+            f"If you trust it, allow it: --allow ray"
+        )
+
+
 def read_toml(path: Path) -> Raw:
-    """The content of a TOML file whose sections are all known."""
+    """Return the content of a TOML file. All its sections must be known."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = files.read_toml(path)
     except FileNotFoundError:
         raise ConfigError(f"there is no config file '{path}'; `fedh2l init` writes one to start from") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config file '{path}': {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"'{path}' is not valid TOML: {error}") from error
+    except files.UnreadableError as error:
+        raise ConfigError(f"'{path}': {shown(error)}") from error
     for name, section in raw.items():
         if name in RunSettings.model_fields and not isinstance(section, dict):
             raise ConfigError(f"'{path}': {name} stands in no section; write it under [run]")
@@ -152,14 +187,14 @@ def read_toml(path: Path) -> Raw:
 
 def _check_section_name(name: str) -> None:
     if name not in SECTIONS:
-        raise ConfigError(f"unknown section [{name}].{did_you_mean(name, SECTIONS)}")
+        raise ConfigError(f"unknown section [{shown(name, 80)}].{did_you_mean(name, SECTIONS)}")
 
 
 def _choose_method(raw: Raw, method: str | None, changes: Sequence[tuple[list[str], Any]]) -> list[str]:
-    """Lets `--method`, or a change of `method.name`, replace the file's method.
+    """Let `--method`, or a change of `method.name`, replace the file's method. Return notices to show.
 
-    Parameters of the one do not fit the other; what the file says elsewhere stays, and a notice says what of it the
-    one or the other method would have otherwise.
+    The parameters of the old method are dropped, because they do not fit the new one. Other sections keep the file's
+    values. Notices list those that only suit the old method, or that the new method would set differently.
     """
     named = [value for path, value in changes if path == ["method", "name"]]
     chosen = method if method is not None else named[-1] if named else None
@@ -173,12 +208,12 @@ def _choose_method(raw: Raw, method: str | None, changes: Sequence[tuple[list[st
     raw["method"] = {"name": chosen}
     dropped = sorted(set(written) - {"name"})
     asked = f"--method {method}" if method is not None else f"method.name = {chosen!r}"
-    notices = [f"{asked}: the file's [method] keys are left out: {', '.join(dropped)}"] if dropped else []
+    notices = [f"{asked}: ignored these [method] keys of the file: {', '.join(dropped)}"] if dropped else []
     return notices + (_left_over(raw, METHODS[before], find_method(chosen)) if before in METHODS else [])
 
 
 def _left_over(raw: Raw, before: type[Method], chosen: type[Method]) -> list[str]:
-    """What a file that was made for another method says of what that one, or this one, recommends."""
+    """Return notices about the file's values that suit the old method, or that the new method would set differently."""
     labelled = raw.get("data", {}).get("public_labels", True)
     old, new = ({k: v for k, v in m.recommends(labelled).items() if k[:7] != "method."} for m in (before, chosen))
     found = []
@@ -186,13 +221,13 @@ def _left_over(raw: Raw, before: type[Method], chosen: type[Method]) -> list[str
         section, _, name = key.partition(".")
         written = raw.get(section, {})
         if name in written and written[name] != new.get(key) and (key in new or written[name] == old[key]):
-            wish = f"{chosen.name} would have {new[key]!r}" if key in new else f"which is what {before.name} would have"
-            found.append(f"{key} stays {written[name]!r}, as the file says; {wish}")
+            wish = f"{chosen.name} recommends {new[key]!r}" if key in new else f"it suits {before.name}"
+            found.append(f"{key} stays {written[name]!r}, as in the file; {wish}")
     return found
 
 
 def _apply_preset(raw: Raw) -> None:
-    """Fills in what `method.preset` stands for, where nothing else is said."""
+    """Fill in the values of `method.preset` where the configuration has none."""
     written = raw.get("method", {})
     if "preset" not in written:
         return
@@ -201,14 +236,14 @@ def _apply_preset(raw: Raw) -> None:
     preset = written["preset"]
     if preset not in method.presets:
         known = ", ".join(method.presets) or "none"
-        raise ConfigError(f"method.preset: {method.name} has no preset '{preset}'; it has: {known}")
+        raise ConfigError(f"method.preset: {method.name} has no preset '{preset}'. Its presets: {known}")
     for key, value in method.presets[preset].items():
         section, _, name = key.partition(".")
         raw.setdefault(section, {}).setdefault(name, value)
 
 
 def _apply_recommended(raw: Raw) -> None:
-    """Fills in what a method does best with in other sections, where nothing is said and the data knows of it."""
+    """Fill in the method's recommended values for other sections, where keys are not set and the data has them."""
     method, data = find_method(raw.get("method", {}).get("name", "fedh2l")), raw.get("data", {})
     dataset_class = DATASETS.get(str(data.get("name", "rotated-mnist")))
     for key, value in method.recommends(data.get("public_labels", True)).items():
@@ -218,7 +253,7 @@ def _apply_recommended(raw: Raw) -> None:
 
 
 def _drop_other_data(raw: Raw, changes: Sequence[tuple[list[str], Any]]) -> None:
-    """Keys of one dataset do not fit another: a change of `data.name` leaves the file's other keys out."""
+    """Drop the file's other `[data]` keys if `data.name` is changed: keys of one dataset do not fit another."""
     written = raw.get("data", {})
     named = [value for path, value in changes if path == ["data", "name"]]
     if named and named[-1] != written.get("name", "rotated-mnist"):
@@ -235,7 +270,7 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value; what is not one is a string, so that quotes can be left out."""
+    """Return a TOML value. Text that is not TOML is returned as a string, so that quotes can be left out."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -261,19 +296,20 @@ def _apply(raw: Any, path: Sequence[str], value: Any) -> None:
 
 
 def dataset(raw: Raw) -> Dataset:
-    """The dataset that a `[data]` section describes."""
+    """Return the dataset that a `[data]` section describes."""
     values = dict(raw)
     name = values.pop("name", "rotated-mnist")
     if not isinstance(name, str):
         raise ConfigError(f"data.name: a string was expected, not {name!r}")
-    if is_path(name):
-        return FunctionDataset.of(name, values)
+    path = installed("fedh2l.datasets").get(name, name)
+    if is_path(path):
+        return FunctionDataset.of(path, values)
     if name == FROM_PYTHON:
-        raise ConfigError("data.name: this run's data was given in Python; run or resume it there, by fedh2l.train(…)")
+        raise ConfigError("data.name: this run has its data from Python. Run or resume it with fedh2l.train(…)")
     if name not in DATASETS:
         raise ConfigError(
             f"data.name: unknown dataset '{name}'.{did_you_mean(name, DATASETS)} "
-            f"Data of your own is 'package.module:function'."
+            f"For your own data, write 'package.module:function'."
         )
     return DATASETS[name].read(values, "data")
 
@@ -284,4 +320,7 @@ def _nodes(
     entries = raw if raw is not None else [{"name": name} for name in data.domain_names(seed)]
     for path, value in changes:
         _apply({"nodes": entries}, path, value)
+    if any(isinstance(entry, dict) and "model" not in entry for entry in entries):
+        model = data.suitable_model(seed)
+        entries = [{"model": model, **entry} if isinstance(entry, dict) else entry for entry in entries]
     return tuple(NodeSettings.read(entry, f"nodes.{place}") for place, entry in enumerate(entries))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,27 +14,35 @@ from torch import Tensor
 from fedh2l.augmentation import Augmentation, Mixture
 from fedh2l.data.splits import DEFAULT_SHARES, Shares, stratified_split
 from fedh2l.errors import DataError
+from fedh2l.fingerprint import data_digest
 from fedh2l.pixels import Pixels, ready
 from fedh2l.upload import uploaded
 
 SPLITS = ("private", "public", "validation", "test")
+REMEDIES = {
+    "private": "there is nothing to train on. Add samples, or lower the other shares (data.alpha, data.validation and "
+    "data.test, or fedh2l.Shares)",
+    "test": "its accuracy cannot be measured. Add samples, or raise the share of test data (data.test, or "
+    "fedh2l.Shares(test=…))",
+}
+"""Splits that every domain needs, with advice for the case that one is empty."""
 UNKNOWN = -1
-"""The label of a public sample that has none: no class, so that nothing can be learned from it by mistake."""
+"""Label of public samples without labels. It is not a class, so that training on it by mistake is impossible."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs `(n, …)` and class indices `(n,)`, held in memory (or on a GPU) for the whole training.
+    """Inputs `(n, …)` and class indices `(n,)`, in memory or on a GPU for the whole training.
 
-    Inputs `(n, channels, height, width)` of type uint8 are images: a model is fed what preprocessing makes of them.
+    Inputs `(n, channels, height, width)` of type uint8 are images. Preprocessing turns them into model inputs.
 
-    Samples of several nodes that an engine runs as one have a leading dimension of nodes in both.
+    Samples of stacked nodes have a leading dimension of nodes in both tensors.
     """
 
     inputs: Tensor
     labels: Tensor
     mixture: Mixture | None = None
-    """What images are mixed with; labels are those of which there is more in them."""
+    """How images are mixed. The label is that of the larger part."""
 
     def __len__(self) -> int:
         if self.labels.dim() > 1:
@@ -43,35 +50,32 @@ class Samples:
         return len(self.labels)
 
     def take(self, indices: Tensor | Sequence[int]) -> Samples:
-        """The samples at these positions."""
+        """Return the samples at these positions."""
         where = uploaded(torch.as_tensor(indices, dtype=torch.long), self.labels.device)
-        if self.labels.dim() == 2:  # stacked nodes, each with indices of its own or all with the same
+        if self.labels.dim() == 2:  # stacked nodes, with indices per node or the same for all
             each = torch.arange(len(self.labels), device=where.device).unsqueeze(-1)
             return Samples(self.inputs[each, where], self.labels[each, where])
         return Samples(self.inputs.index_select(0, where), self.labels.index_select(0, where))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
-        """The same samples on a device, inputs in the floating-point type of the run."""
+        """Return the samples on a device, with inputs in the floating-point type of the run."""
         inputs = self.inputs.to(device, dtype) if self.inputs.is_floating_point() else self.inputs.to(device)
         return Samples(inputs, self.labels.to(device))
 
     def as_numbers(self, pixels: Pixels | None) -> Samples:
-        """The same with images as a model is fed them, rather than as bytes."""
+        """Return the samples with images as model inputs instead of bytes."""
         return Samples(ready(self.inputs, pixels, torch.float32), self.labels)
 
     @staticmethod
     def concatenate(parts: Sequence[Samples]) -> Samples:
-        """All samples of several sets, in their order."""
+        """Return all samples of several sets, in order."""
         if len(parts) == 1:
             return parts[0]
         return Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.labels for p in parts]))
 
     @staticmethod
     def of(source: Any) -> Samples:
-        """Samples from `Samples`, an `(inputs, labels)` pair of tensors or arrays, or any map-style torch dataset.
-
-        A dataset is read once, item by item, and kept: what its `__getitem__` draws at random is then fixed.
-        """
+        """Return samples from `Samples`, an `(inputs, labels)` pair of tensors or arrays, or a map-style dataset."""
         if isinstance(source, Samples):
             return source
         try:
@@ -83,7 +87,7 @@ class Samples:
                 labels = torch.as_tensor([int(item[1]) for item in items])
         except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
             raise DataError(
-                f"samples are a tuple (inputs, labels) or a dataset of (input, label) items of one shape: {error}"
+                f"samples must be a tuple of inputs and labels, or a dataset of (input, label) of one shape: {error}"
             ) from error
         if labels.dim() != 1 or labels.is_floating_point():
             raise DataError(
@@ -99,7 +103,7 @@ def _tensor(part: Any) -> Tensor:
 
 
 def class_names(classes: Sequence[str] | int) -> tuple[str, ...]:
-    """Names of classes, or as many as a number says, called 0, 1, 2, …"""
+    """Return the names of classes. A number n stands for the names 0 to n − 1."""
     return tuple(map(str, range(classes) if isinstance(classes, int) else classes))
 
 
@@ -107,8 +111,9 @@ def class_names(classes: Sequence[str] | int) -> tuple[str, ...]:
 class Domain:
     """One node's data, in four splits.
 
-    Only `public` is ever seen by other nodes. `preprocessing` says how a raw input (an image file, say) becomes what
-    the model is fed; it is saved with each model so that the model can be used with nothing else.
+    Other nodes see only `public`. It may be empty for methods that use no public data. Validation data may be empty if
+    another node has some. `preprocessing` describes how a raw input, such as an image file, becomes a model input. It
+    is saved with each model, so that the model file is complete.
     """
 
     name: str
@@ -119,13 +124,14 @@ class Domain:
     test: Samples
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     augmentation: Augmentation | None = None
-    """Other views of its images, to train on."""
+    """Augmentation of its images in training."""
     public_labels: bool = True
-    """Whether anybody knows what its public samples are; if not, labels that are given all the same are dropped."""
+    """Whether public samples have labels. If not, given labels are dropped."""
 
     def __post_init__(self) -> None:
         for split in SPLITS:
             object.__setattr__(self, split, Samples.of(getattr(self, split)))
+        self._settle_empty_splits()
         if not self.public_labels:
             object.__setattr__(
                 self, "public", Samples(self.public.inputs, torch.full_like(self.public.labels, UNKNOWN))
@@ -133,27 +139,33 @@ class Domain:
         object.__setattr__(self, "classes", class_names(self.classes))
         self._check()
 
+    def _settle_empty_splits(self) -> None:
+        """Refuse a domain without private or test data. Give other empty splits the shape and type of the inputs."""
+        for split in SPLITS:
+            if len(getattr(self, split)) == 0:
+                if split in REMEDIES:
+                    raise DataError(f"domain '{self.name}' has no {split} data, so {REMEDIES[split]}")
+                object.__setattr__(self, split, self.private.take(range(0)))
+
     def _check(self) -> None:
         shape = self.private.inputs.shape[1:]
         for split in SPLITS:
             samples: Samples = getattr(self, split)
             where = f"domain '{self.name}': its {split} data"
-            if len(samples) == 0:
-                raise DataError(f"{where} is empty; every split needs at least one sample")
             if samples.inputs.shape[1:] != shape:
                 raise DataError(
                     f"{where} has inputs of shape {tuple(samples.inputs.shape[1:])}, "
                     f"its private data of shape {tuple(shape)}"
                 )
-            known = split != "public" or self.public_labels
+            known = len(samples) and (split != "public" or self.public_labels)
             if known and (int(samples.labels.min()) < 0 or int(samples.labels.max()) >= len(self.classes)):
                 raise DataError(
                     f"{where} has labels outside 0…{len(self.classes) - 1}, its {len(self.classes)} classes"
                 )
             if self.augmentation is not None and not self._augmentable(samples.inputs, self.augmentation):
                 raise DataError(
-                    f"{where}: only images of bytes (uint8), or of values 0 to 1 that a model is fed as they are, can "
-                    f"be augmented, not {samples.inputs.dtype} of shape {tuple(samples.inputs.shape)}"
+                    f"{where}: only images of bytes (uint8), or of values 0 to 1 without normalisation, can be "
+                    f"augmented, not {samples.inputs.dtype} of shape {tuple(samples.inputs.shape)}"
                 )
             if samples.inputs.is_floating_point() and not bool(torch.isfinite(samples.inputs).all()):
                 raise DataError(f"{where} contains NaN or infinite inputs")
@@ -165,25 +177,28 @@ class Domain:
 
     @property
     def pixels(self) -> Pixels | None:
-        """What the bytes of its images are to a model; None if inputs are something else."""
+        """How image bytes become model inputs. None if inputs are not image bytes."""
         inputs = self.private.inputs
         return Pixels.of(self.preprocessing) if inputs.dtype == torch.uint8 and inputs.dim() == 4 else None
 
     def as_numbers(self) -> Domain:
-        """The same with images as a model is fed them, rather than as bytes."""
+        """Return the domain with images as model inputs instead of bytes."""
         splits = (self.private, self.public, self.validation, self.test)
         private, public, validation, test = (samples.as_numbers(self.pixels) for samples in splits)
         return replace(self, private=private, public=public, validation=validation, test=test)
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all samples and of what is made of them, to tell whether data is still the same."""
-        sha = hashlib.sha256(f"{self.pixels} {self.augmentation}".encode())
-        for split in SPLITS:
-            samples: Samples = getattr(self, split)
-            for tensor in (samples.inputs, samples.labels):
-                sha.update(tensor.cpu().contiguous().numpy().tobytes())
-        return sha.hexdigest()
+        """Hash of all samples, their preprocessing and augmentation, to detect changed data."""
+        return data_digest(self._tensors(SPLITS), f"{self.pixels} {self.augmentation}")
+
+    @cached_property
+    def own_digest(self) -> str:
+        """Hash without public data and augmentation, which a federation of peers may change."""
+        return data_digest(self._tensors([split for split in SPLITS if split != "public"]), str(self.pixels))
+
+    def _tensors(self, splits: Sequence[str]) -> list[Tensor]:
+        return [tensor for split in splits for tensor in (getattr(self, split).inputs, getattr(self, split).labels)]
 
     @staticmethod
     def split(
@@ -194,7 +209,10 @@ class Domain:
         shares: Shares = DEFAULT_SHARES,
         preprocessing: Mapping[str, Any] | None = None,
     ) -> Domain:
-        """A domain from one labelled dataset, split at random, stratified by class; anything `Samples.of` takes."""
+        """Return a domain from one labelled dataset, split at random and stratified by class.
+
+        `source` is anything that `Samples.of` accepts.
+        """
         samples = Samples.of(source)
         private, public, validation, test = (
             samples.take(part) for part in stratified_split(samples.labels.tolist(), shares, seed, name)

@@ -1,4 +1,4 @@
-"""How many bytes have crossed between nodes."""
+"""Counts of the bytes sent between nodes."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from fedh2l.topology import Graph
 
 
 class Weighed(Protocol):
-    """A message, or what is known of one: how large it is."""
+    """A message, or another object with the sizes of one."""
 
     @property
     def encoded_size(self) -> int:
-        """Bytes of the byte form."""
+        """Bytes of the encoded message."""
 
     @property
     def payload_size(self) -> int:
-        """Bytes with no header."""
+        """Bytes without the header."""
 
 
 class Ledger:
-    """Counts every message that an engine delivers, by the length of its byte form."""
+    """Counts every message that an engine delivers, by its encoded size."""
 
     def __init__(self) -> None:
         self.edges: Counter[str] = Counter()
         """Bytes from sender to receiver, under 'sender->receiver'."""
         self.payload = 0
-        """Without headers, a copy per receiver."""
+        """Bytes without headers, counted once per receiver."""
         self.multicast = 0
-        """With headers, each message once however many receive it."""
+        """Bytes with headers, counted once per message."""
 
     @property
     def total(self) -> int:
-        """With headers, a copy per receiver."""
+        """Bytes with headers, counted once per receiver."""
         return sum(self.edges.values())
 
     def heard(self, graph: Graph, like: Callable[[str], Weighed], times: int = 1) -> None:
-        """So many exchanges in which everybody heard whom `graph` says; `like` gives a message of a sender's size."""
+        """Count `times` exchanges in which each node receives from its teachers in `graph`.
+
+        `like` returns a message of a sender's size.
+        """
         receivers: dict[str, list[str]] = {}
         for name, teachers in graph.items():
             for teacher in teachers:
@@ -48,7 +51,7 @@ class Ledger:
             self.add(sender, names, like(sender), times)
 
     def answered(self, answers: Mapping[str, Message], times: int = 1) -> None:
-        """So many answers of a server to each node; one that is the same for several is one message."""
+        """Count `times` answers of a server to each node. An answer to several nodes is one message."""
         together: dict[int, list[str]] = {}
         for name, answer in answers.items():
             together.setdefault(id(answer), []).append(name)
@@ -56,7 +59,7 @@ class Ledger:
             self.add(SERVER, names, answers[names[0]], times)
 
     def add(self, sender: str, receivers: Sequence[str], like: Weighed, times: int = 1) -> None:
-        """So many messages of one sender, each as large as `like`, delivered to each of `receivers`."""
+        """Count `times` messages of one sender, each as large as `like`, to each of `receivers`."""
         size = like.encoded_size * times
         for receiver in receivers:
             self.edges[f"{sender}->{receiver}"] += size
@@ -64,7 +67,7 @@ class Ledger:
         self.multicast += size if receivers else 0
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """The `bytes` of a result."""
+        """Return the `bytes` of a result."""
         return {
             "total": self.total,
             "per_round": self.total / rounds,
@@ -74,10 +77,10 @@ class Ledger:
         }
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the counts for a checkpoint."""
         return {"edges": dict(self.edges), "payload": self.payload, "multicast": self.multicast}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
-        self.edges = Counter(state["edges"])
-        self.payload, self.multicast = state["payload"], state["multicast"]
+        """Restore the counts from a checkpoint."""
+        self.edges = Counter({edge: int(size) for edge, size in state["edges"].items()})
+        self.payload, self.multicast = int(state["payload"]), int(state["multicast"])

@@ -1,26 +1,25 @@
-"""ACC, WDP and CDP, exactly as the paper defines them, from counts of correct answers."""
+"""ACC, WDP and CDP as the paper defines them, from counts of correct answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from fedh2l.domain import Samples
-from fedh2l.losses import correct_count
-from fedh2l.network import rows_at_once
+    from fedh2l.domain import Samples
 
 METRICS = ("ACC", "WDP", "CDP")
 EVALUATION_ROWS = 512
-"""How many samples are predicted at once in an evaluation, at most."""
+"""Largest batch in an evaluation."""
 
 
 def scores(correct: Sequence[int], totals: Sequence[int], own: int) -> dict[str, float]:
-    """The three metrics of one model, in percent.
+    """Return the three metrics of one model, in percent.
 
-    `correct[j]` of `totals[j]` test samples of domain j are right, and domain `own` is the model's. ACC pools all
-    domains, WDP takes its own, CDP pools the others.
+    `correct[j]` of `totals[j]` test samples of domain j are right, and `own` is the model's domain. ACC pools all
+    domains, WDP covers the model's domain, CDP pools the others.
     """
     others = [j for j in range(len(totals)) if j != own]
     return {
@@ -31,13 +30,18 @@ def scores(correct: Sequence[int], totals: Sequence[int], own: int) -> dict[str,
 
 
 def average(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the nodes."""
+    """Return the mean of each metric over the nodes."""
     return {metric: sum(row[metric] for row in rows) / len(rows) for metric in METRICS}
 
 
-@torch.no_grad()
 def count_correct(predict: Callable[[Tensor], Tensor], samples: Samples) -> int:
-    """How many samples a function from inputs to logits gets right."""
+    """Count the samples that a function from inputs to logits classifies correctly."""
+    import torch  # imported here, because results and their tables do not need it
+
+    from fedh2l.losses import correct_count
+    from fedh2l.network import rows_at_once
+
     rows = min(EVALUATION_ROWS, rows_at_once(samples.inputs))
     batches = zip(torch.split(samples.inputs, rows), torch.split(samples.labels, rows), strict=True)
-    return int(torch.stack([correct_count(predict(inputs), labels) for inputs, labels in batches]).sum())
+    with torch.no_grad():
+        return int(torch.stack([correct_count(predict(inputs), labels) for inputs, labels in batches]).sum())

@@ -22,14 +22,14 @@ from fedh2l.pixels import Pixels
 from fedh2l.settings import AS_USUAL, Compute
 
 NUMBERS = 8_000_000
-"""How many numbers go into a model at once, where nothing is trained."""
+"""Input values per forward pass in evaluation."""
 SMALLEST = 16
 
 Phase = Literal["local", "mutual"]
 
 
 class Network:
-    """What a method trains: a node's own model, or another one that a method keeps beside it or on a server."""
+    """A network in training: a node's own model, or a further one that a method keeps on a node or server."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Network:
     ) -> None:
         self.module = module
         self.pixels = pixels
-        """What the bytes of images are to the model; None: its inputs are no images, or numbers already."""
+        """How image bytes become model inputs. None: inputs are not images, or are numbers already."""
         self.compute = compute
         self.flat = FlatParameters(module)
         self.optimizer = optimizer
@@ -51,7 +51,7 @@ class Network:
         compiled = any(hasattr(m, "_orig_mod") for m in self._modules)
         self._quicker = self.parameters.device.type == "cpu" and not compiled
         self._channels_last = None if pixels is not None and self.parameters.is_cuda else False
-        """Whether images are laid out as convolutions of a GPU want them; None: not known yet."""
+        """Whether images use the channels-last layout, which suits convolutions on a GPU. None: not known yet."""
 
     @property
     def parameters(self) -> Tensor:
@@ -59,14 +59,14 @@ class Network:
         return self.flat.vector
 
     def logits(self, inputs: Tensor, frozen: bool = False, **how: Any) -> Tensor:
-        """What the model, in training mode, says of inputs `(rows, …)`: `(rows, classes)`, with its graph.
+        """Return logits `(rows, classes)` of inputs `(rows, …)` in training mode, with their graph.
 
-        `frozen`: batch norm uses the statistics that it has, as in evaluation, and does not learn others.
+        With `frozen`, batch norm uses its present statistics, as in evaluation, and does not update them.
         """
         self._set_mode(training=True)
         pieces = 1 if self.compute.rows is None else math.ceil(len(inputs) / self.compute.rows)
         if self._norms:
-            pieces = min(pieces, max(len(inputs) // 2, 1))  # one row has no spread
+            pieces = min(pieces, max(len(inputs) // 2, 1))  # batch norm needs two rows for a variance
         if pieces <= 1 and not frozen:
             return self._said(inputs, how)
         with self._unlearning(frozen):
@@ -76,12 +76,12 @@ class Network:
 
     @property
     def has_norms(self) -> bool:
-        """Whether the model has layers that learn statistics of batches."""
+        """Whether the model has batch norm."""
         return bool(self._norms)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, **how: Any) -> Tensor:
-        """Logits `(rows, classes)` in evaluation mode, as a teacher or in a test."""
+        """Return logits `(rows, classes)` in evaluation mode, as a teacher or in a test."""
         self._set_mode(training=False)
         rows = self.compute.rows or rows_at_once(inputs)
         if rows >= len(inputs):
@@ -90,7 +90,7 @@ class Network:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        """Passes as they are usually computed, for a while, whatever the run says."""
+        """Disable mixed precision and micro-batches for a while."""
         asked, self.compute = self.compute, AS_USUAL
         try:
             yield
@@ -109,7 +109,7 @@ class Network:
             self._switch(self._norms, self.module.training)
 
     def _lightly(self, inputs: Tensor, frozen: bool, how: Mapping[str, Any]) -> Tensor:
-        """As `_said`, without keeping what lies between: it is computed again when the gradient is."""
+        """Return logits with activation checkpointing: the backward pass computes the activations again."""
 
         @contextmanager
         def again() -> Iterator[None]:
@@ -120,7 +120,7 @@ class Network:
                     yield
             finally:
                 self._set_mode(training)
-                with torch.no_grad():  # statistics have been learned the first time
+                with torch.no_grad():  # the first pass has updated the statistics
                     for buffer, value in zip(self.module.buffers(), buffers, strict=True):
                         buffer.copy_(value)
 
@@ -146,7 +146,10 @@ class Network:
 
     @torch.no_grad()
     def _takes_channels_last(self, inputs: Tensor, how: Mapping[str, Any]) -> bool:
-        """Whether the model works on images laid out so: one that takes a `view` of what a layer returns does not."""
+        """Return whether the model accepts the channels-last layout.
+
+        A model that calls `view` on the output of a layer does not.
+        """
         modes = [layer.training for layer in self._modules]
         buffers = [buffer.clone() for buffer in self.module.buffers()]
         few = inputs[:2].contiguous(memory_format=torch.channels_last)
@@ -166,16 +169,15 @@ class Network:
         return True
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient of a loss with respect to `parameters`, `(parameters,)`."""
+        """Return the gradient of a loss with respect to `parameters`, `(parameters,)`."""
         return self.flat.gradient(loss)
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, phase: Phase, state: Phase | None = None, pace: float = 1.0) -> None:
-        """One optimiser step at `pace` times the rate of `phase`, with the state of that phase or of another one."""
-        key = state or phase
-        if key not in self.optimizer_states:
-            self.optimizer_states[key] = self.optimizer.initial_state(self.parameters)
-        self._update(gradient, self.optimizer_states[key], pace * self.optimizer.rate(phase))
+    def step(self, gradient: Tensor, phase: Phase) -> None:
+        """Take one optimiser step, with the learning rate and the optimiser state of a phase."""
+        if phase not in self.optimizer_states:
+            self.optimizer_states[phase] = self.optimizer.initial_state(self.parameters)
+        self._update(gradient, self.optimizer_states[phase], self.optimizer.rate(phase))
 
     def _update(self, gradient: Tensor, state: State, rate: float) -> None:
         for own in (on_cpu, on_cuda):
@@ -185,12 +187,12 @@ class Network:
         self.optimizer.step(self.parameters, gradient, state, rate)
 
     def shared(self) -> Tensor:
-        """What parameter averaging exchanges, as a new vector: trained parameters, then floating-point buffers."""
+        """Return a new vector for parameter averaging: trained parameters, then floating-point buffers."""
         return torch.cat([self.parameters, *(b.detach().reshape(-1) for b in self._averaged())])
 
     @torch.no_grad()
     def adopt(self, vector: Tensor) -> None:
-        """Takes over a vector in the layout of `shared`; optimiser states stay."""
+        """Load a vector in the layout of `shared`. Optimiser states stay."""
         sizes = [self.parameters.numel(), *(buffer.numel() for buffer in self._averaged())]
         parameters, *buffers = torch.split(vector.to(self.parameters.dtype), sizes)
         self.parameters.copy_(parameters)
@@ -198,13 +200,13 @@ class Network:
             buffer.copy_(value.view_as(buffer))
 
     def vector_of(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Weights, as `weights` returns them, in the layout of `shared`."""
+        """Return weights, as `weights` returns them, in the layout of `shared`."""
         parameters = weights["parameters"]
         buffers = [weights[f"rest.{name}"] for name in self._averaged_names()]
         return torch.cat([parameters, *(buffer.reshape(*parameters.shape[:-1], -1) for buffer in buffers)], -1)
 
     def weights_of(self, vector: Tensor) -> dict[str, Tensor]:
-        """The reverse; what is not in the vector, counters say, is as it is now."""
+        """Return weights from a vector in the layout of `shared`. Other tensors, such as counters, stay the same."""
         weights = self.weights()
         names = ["parameters", *(f"rest.{name}" for name in self._averaged_names())]
         sizes = [weights[name][(0,) * (vector.dim() - 1)].numel() for name in names]
@@ -213,7 +215,7 @@ class Network:
         return weights
 
     def predict_as(self, vector: Tensor, inputs: Tensor) -> Tensor:
-        """What the model would predict if it had adopted `vector`."""
+        """Return predictions with the weights in `vector`. The model's own weights stay."""
         present = self.shared()
         self.adopt(vector)
         logits = self.predict(inputs)
@@ -224,17 +226,17 @@ class Network:
         return [name for name, buffer in self.module.named_buffers() if buffer.is_floating_point()]
 
     def _averaged(self) -> list[Tensor]:
-        """Means and variances of batch norm, say; counters are each network's own."""
+        """Return the floating-point buffers, such as means and variances of batch norm. Counters are not averaged."""
         return [buffer for buffer in self.module.buffers() if buffer.is_floating_point()]
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of all that makes the model: trained parameters in one vector, buffers and frozen parameters."""
+        """Return a copy of all weights: trained parameters in one vector, buffers and frozen parameters."""
         rest = {f"rest.{name}": tensor.detach().clone() for name, tensor in self._untrained().items()}
         return {"parameters": self.parameters.clone(), **rest}
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over what `weights` returned."""
+        """Load a result of `weights`."""
         self.parameters.copy_(weights["parameters"])
         for name, tensor in self._untrained().items():
             tensor.copy_(weights[f"rest.{name}"])
@@ -244,30 +246,38 @@ class Network:
         return {**frozen, **dict(self.module.named_buffers())}
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, for a checkpoint."""
+        """Return everything that the next step depends on, for a checkpoint."""
         state = {f"model.{name}": value for name, value in self.weights().items()}
         for phase, optimizer in self.optimizer_states.items():
             state |= {f"optimizer.{phase}.{name}": value for name, value in optimizer.items()}
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` returned; entries of other groups are left to whoever wrote them."""
+        """Restore a result of `state`. Entries of other groups are ignored."""
         groups = grouped(state, self.parameters.device)
+        self.check_weights(groups["model"])
         self.load_weights(groups["model"])
         self.optimizer_states = {}
         for key, value in groups.get("optimizer", {}).items():
             phase, _, name = key.partition(".")
             self.optimizer_states.setdefault(phase, {})[name] = value
+        for phase, found in self.optimizer_states.items():
+            _check_alike(found, self.optimizer.initial_state(self.parameters.to("meta")), f"the optimizer ({phase})")
+
+    def check_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Refuse weights from a checkpoint that do not fit this model."""
+        rest = {f"rest.{name}": tensor for name, tensor in self._untrained().items()}
+        _check_alike(weights, {"parameters": self.parameters, **rest}, "the model")
 
     def _set_mode(self, training: bool) -> None:
-        """`module.train(training)`, without its cost for small models unless one of the layers redefines it."""
+        """Set the mode as `module.train(training)` does, but faster if no layer redefines it."""
         if not self._plain_modes:
             self.module.train(training)
         elif self.module.training is not training:
             self._switch(self._modules, training)
 
     def _switch(self, layers: Sequence[nn.Module], training: bool) -> None:
-        """The mode of these layers themselves; assignment would go through all that a module can hold."""
+        """Set the mode of these layers only. A plain attribute assignment on a module is slow."""
         for layer in layers:
             if self._plain_modes:
                 layer.__dict__["training"] = training
@@ -276,23 +286,29 @@ class Network:
 
 
 def rows_at_once(inputs: Tensor) -> int:
-    """How many inputs `(rows, …)` may pass through a model at once, where nothing is trained: large images are few."""
+    """Return how many inputs `(rows, …)` to evaluate at once. Large images need small batches."""
     return max(SMALLEST, NUMBERS // max(inputs[:1].numel(), 1))
 
 
 def _has_plain_mode(layer: nn.Module) -> bool:
-    """Whether its mode is what `nn.Module` makes of it: one entry, and nothing that happens when it is set."""
+    """Return whether the layer's mode is a plain attribute, whose assignment has no further effects."""
     kind = type(layer)
     return kind.train is nn.Module.train and kind.__setattr__ is nn.Module.__setattr__ and "training" in vars(layer)
 
 
 def norms_of(module: nn.Module) -> list[nn.Module]:
-    """The layers of a model that learn statistics of batches."""
+    """Return the batch norm layers of a model."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
+def _check_alike(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    for name, tensor in expected.items():
+        if name not in found or (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype):
+            raise ValueError(f"'{name}' of {what} has another shape or type, or is missing")
+
+
 def grouped(state: Mapping[str, Tensor], device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """Entries named `group.rest`, by group, on a device."""
+    """Return entries named `group.rest` by group, on a device."""
     groups: dict[str, dict[str, Tensor]] = {}
     for key, value in state.items():
         group, _, name = key.partition(".")
@@ -301,5 +317,5 @@ def grouped(state: Mapping[str, Tensor], device: torch.device) -> dict[str, dict
 
 
 def flattened(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The reverse of `grouped`."""
+    """Reverse `grouped`."""
     return {f"{group}.{name}": value for group, entries in state.items() for name, value in entries.items()}

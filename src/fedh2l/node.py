@@ -1,4 +1,4 @@
-"""What an organisation brings to a federation: a name, a model and its own data."""
+"""A participant of a federation before training: a name, a model and its own data."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedh2l.pixels import ready
 from fedh2l.sampling import torch_seed
 
 FEW = 4
-"""Inputs that a new model is tried on, on the CPU: a batch of large images takes seconds there."""
+"""Inputs to test a new model on. The test runs on the CPU, where a batch of large images takes seconds."""
 
 
 @dataclass(frozen=True)
 class Node:
     """A participant before training.
 
-    `model` is a built-in name, `package.module:factory`, a class or function that builds a module, or a module. All
-    but the last start from weights drawn by the run's seed and the node's name; a module is trained as it is given.
+    `model` is a built-in name, `package.module:factory`, a class or function that builds a module, or a module. A
+    module keeps its weights. The others start from weights drawn from the run's seed and the node's name.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Node:
     domain: Domain
     model_args: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
-    """What it asks a Ray cluster for: num_cpus, num_gpus, memory in bytes, or resources of the cluster's own."""
+    """Resources to request from a Ray cluster: num_cpus, num_gpus, memory in bytes, or custom ones."""
     weights: str | None = None
-    """What the model starts from: a file of weights, or a name that torchvision has; drawn at random if not given."""
+    """Initial weights: a file, or the name of torchvision weights. By default random."""
 
     @property
     def recipe(self) -> Recipe:
-        """How to build this node's model again."""
+        """Recipe to build this node's model again."""
         if isinstance(self.model, str):
             return Recipe(self.model, dict(self.model_args))
         recipe = Recipe.of(self.model)
@@ -47,25 +47,25 @@ class Node:
 
     @property
     def model_name(self) -> str:
-        """What to call the model in tables."""
+        """Name of the model in tables."""
         if isinstance(self.model, str):
             return self.model
         return type(self.model).__name__ if isinstance(self.model, nn.Module) else self.recipe.factory or "model"
 
     @property
     def input_shape(self) -> Sequence[int]:
-        """The shape of one input."""
         return tuple(self.domain.private.inputs.shape[1:])
 
     @property
     def floating(self) -> bool:
-        """Whether inputs are measurements or pixels, which take on the run's type, or indices, which do not."""
+        """Whether inputs are measurements or pixels, which get the run's type. Indices keep their type."""
         return self.domain.private.inputs.is_floating_point() or self.domain.pixels is not None
 
     def build(self, secret: str, batch_size: int) -> nn.Module:
-        """The module, checked on a few inputs; its initial weights come from the node's secret."""
+        """Build the module and check it on a few inputs. Initial weights come from the node's secret."""
         where = f"node '{self.name}': model '{self.model_name}'"
-        example = self.domain.public.take(range(min(batch_size, len(self.domain.public), FEW)))
+        source = self.domain.public if len(self.domain.public) else self.domain.private
+        example = source.take(range(min(batch_size, len(source), FEW)))
         inputs = ready(example.inputs, self.domain.pixels, torch.float32)
         with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever the run's device
             torch.default_generator.manual_seed(torch_seed("initial-weights", secret, self.name))
@@ -74,7 +74,7 @@ class Node:
             elif self.weights is None:
                 module = self.model
             else:
-                raise ModelError(f"{where}: a module is trained as it is given; load weights into it yourself")
+                raise ModelError(f"{where}: a module keeps its own weights; load other weights into it yourself")
             check_model(module, inputs, len(self.domain.classes), where)  # lazy layers draw weights here
         return module
 

@@ -1,4 +1,4 @@
-"""Other ways to compute what PyTorch's functions do, for as long as a model runs."""
+"""Replacements for PyTorch functions while a model runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Table = Mapping[Callable[..., Any], Callable[..., Any]]
 
 
 class Instead(TorchFunctionMode):
-    """While active, functions of a table are computed by what stands beside them."""
+    """While active, replaces the functions in a table by others."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -24,5 +24,4 @@ class Instead(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Looks functions up."""
         return self._table.get(func, func)(*args, **(kwargs or {}))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 BLOCK = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""How many parameters are worked on at once: what a cache holds, or what a GPU is busy with for a while."""
+"""Parameters per block. A block fits in a CPU's cache, or keeps a GPU busy for a while."""
 
 
 def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same parts of some vectors `(…, parameters)`, one after the other.
+    """Yield the same parts of some vectors `(…, parameters)`, one after the other.
 
-    What is computed on the way of a large model, a copy in float64 say, is then never as large as the model.
+    Intermediate results, such as a copy in float64, are then much smaller than a large model.
     """
     first = vectors[0]
     largest = BLOCK["cuda" if first.is_cuda else "cpu"]
@@ -25,9 +25,9 @@ def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 class FlatParameters:
-    """Lays the trainable parameters of a module out in one vector, of which the module then sees views.
+    """Keeps the trainable parameters of a module in one vector. The module's parameters are views of it.
 
-    The projection, the optimisers and checkpoints work on `vector`; whatever is written to it, the module has.
+    The projection, the optimisers and checkpoints work on `vector`. The module sees every change of it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -37,12 +37,12 @@ class FlatParameters:
         self._point_at(list(torch.split(self.vector, [p.numel() for p in self.tensors])))
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient of a scalar loss, in the layout of `vector`; parameters that it does not touch have 0."""
+        """Return the gradient of a scalar loss in the layout of `vector`. Parameters without influence have 0."""
         parts = torch.autograd.grad(loss, self.tensors, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts])
 
     def release(self) -> None:
-        """Gives each parameter a storage of its own again."""
+        """Give each parameter its own storage again."""
         self._point_at([p.detach().clone() for p in self.tensors])
 
     def _point_at(self, storages: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""From bytes to numbers: images are kept as bytes and become a model's inputs a batch at a time, where it computes."""
+"""Conversion of images from bytes to model inputs, one batch at a time and on the model's device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pixels:
-    """What a byte of an image is to a model: `(byte / scale − mean) / std`, channel by channel."""
+    """Mapping from an image byte to a model input: `(byte / scale − mean) / std` per channel."""
 
     scale: float = 255.0
     mean: tuple[float, ...] = (0.0,)
@@ -21,24 +21,24 @@ class Pixels:
 
     @staticmethod
     def of(preprocessing: Mapping[str, Any]) -> Pixels:
-        """As the preprocessing of a domain or of a saved model says."""
+        """Return the mapping in the preprocessing of a domain or of a saved model."""
         mean, std = (preprocessing.get(key, [default]) for key, default in (("mean", 0.0), ("std", 1.0)))
         return Pixels(float(preprocessing.get("scale", 255)), tuple(map(float, mean)), tuple(map(float, std)))
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Images `(…, channels, height, width)` of bytes; what is not bytes is ready, and is given back as it is."""
+        """Convert images `(…, channels, height, width)` of bytes. Other inputs are returned unchanged."""
         if inputs.dtype != torch.uint8:
             return inputs
         values = inputs.to(dtype)
         return values.div_(self.scale) if self.plain else self._shifted(values.div_(self.scale))
 
     def normalised(self, images: Tensor) -> Tensor:
-        """The same for images whose values are 0 to 1 already."""
+        """Normalise images with values 0 to 1."""
         return images if self.plain else self._shifted(images)
 
     @property
     def plain(self) -> bool:
-        """Whether values 0 to 1 are what a model is fed."""
+        """Whether model inputs are values 0 to 1."""
         return not any(self.mean) and all(deviation == 1 for deviation in self.std)
 
     def _shifted(self, values: Tensor) -> Tensor:
@@ -50,13 +50,13 @@ class Pixels:
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Factor and shift by channel, made once: a recorded CUDA graph can only hold what is on the device already."""
+    """Return factor and shift per channel. They are cached, because a CUDA graph can only use tensors on the device."""
     means, deviations = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (mean, std))
     return (1 / deviations).to(device, dtype), (-means / deviations).to(device, dtype)
 
 
 def ready(inputs: Tensor, pixels: Pixels | None, dtype: torch.dtype) -> Tensor:
-    """Inputs as a model is fed them: pixels become numbers, numbers take on a type, indices stay what they are."""
+    """Return inputs for a model. Pixels become numbers, numbers get the type `dtype`, indices stay unchanged."""
     if pixels is not None and inputs.dtype == torch.uint8:
         return pixels(inputs, dtype)
     return inputs.to(dtype) if inputs.is_floating_point() else inputs

@@ -1,12 +1,10 @@
-"""The federations of the paper on images: data, a model for each node, optimiser and rounds, under one name."""
+"""The image federations of the paper by name: data, a model per node, optimiser and rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
 
-from fedh2l.data.image_folder import OfficeCaltech10, OfficeHome
-from fedh2l.data.pacs import PACS
 from fedh2l.errors import ConfigError, did_you_mean
 
 Changes = tuple[str, ...]
@@ -20,25 +18,25 @@ TRAINING: Changes = (
     "run.batch_size=32",
     "run.eval_every=100",
 )
-"""How the paper trains on images."""
+"""Training settings of the paper for images."""
 
 ARCHITECTURES: dict[str, dict[str, str]] = {
-    PACS.name: {"photo": "resnet18", "art_painting": "resnet34", "cartoon": "alexnet", "sketch": "vgg11"},
-    OfficeHome.name: {
+    "pacs": {"photo": "resnet18", "art_painting": "resnet34", "cartoon": "alexnet", "sketch": "vgg11"},
+    "office-home": {
         "Art": "resnet34",
         "Clipart": "mobilenet_v2",
         "Product": "alexnet",
         "Real_World": "resnet50",
     },
-    OfficeCaltech10.name: {"amazon": "resnet18", "caltech10": "resnet34", "dslr": "alexnet", "webcam": "vgg11"},
+    "office-caltech10": {"amazon": "resnet18", "caltech10": "resnet34", "dslr": "alexnet", "webcam": "vgg11"},
 }
-"""By dataset, which architecture the paper gives to which node (of Office-Caltech10 it says nothing: PACS's four)."""
+"""Architecture of each node, by dataset, as in the paper. It gives none for Office-Caltech10: PACS's four."""
 ALIKE = "resnet18"
-"""The architecture of all nodes, where they have the same."""
+"""Architecture of all nodes in a homogeneous federation."""
 
 
 def models_of(dataset: str, models: Models) -> Changes:
-    """The model of each node."""
+    """Return the settings of each node's model."""
     nodes: Mapping[str, str] = ARCHITECTURES[dataset]
     return tuple(
         f"nodes.{node}.model=torchvision.models:{own if models == 'heterogeneous' else ALIKE}"
@@ -47,7 +45,7 @@ def models_of(dataset: str, models: Models) -> Changes:
 
 
 def preset(dataset: str, models: Models) -> Changes:
-    """A federation of the paper; where the images are is still to be said, in data.root."""
+    """Return the settings of a federation of the paper. `data.root`, the folder of the images, is not included."""
     return (f"data.name={dataset}", *TRAINING, "run.rounds=10000", *models_of(dataset, models))
 
 
@@ -56,7 +54,7 @@ PRESETS: dict[str, Changes] = {f"{data}-{kind}": preset(data, kind) for data in 
 
 
 def of_preset(name: str | None) -> Changes:
-    """The settings that a name stands for; none, if there is no name."""
+    """Return the settings of a preset, or none if `name` is None."""
     if name is None:
         return ()
     if name not in PRESETS:

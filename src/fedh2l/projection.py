@@ -1,11 +1,11 @@
 """The nearest teaching gradient that does not conflict with the local one: eqs. (7) to (14) of the paper.
 
-The paper's dual problem has one variable and one bound, so its solution is closed,
-v* = max(0, −⟨g_pub, g_loc⟩ / ⟨g_loc, g_loc⟩), and g̃ = g_pub + v*·g_loc. Gradients are whole flattened models
-`(…, parameters)`; there is no branch on a value and nothing is read by the host, so all of it runs on the device.
+The paper's dual problem has one variable and one bound, so its solution has a closed form. It is g̃ = g_pub + v*·g_loc
+with v* = max(0, −⟨g_pub, g_loc⟩ / ⟨g_loc, g_loc⟩). Gradients are whole flattened models `(…, parameters)`. Everything
+runs on the device: there are no branches on values and no reads by the host.
 
-Inner products are taken in float64: in float32 they lose the digits that the constraint is about when a model has
-hundreds of thousands of parameters, and squares of large or small gradients over- or underflow.
+Inner products use float64. For models with hundreds of thousands of parameters, float32 loses the digits that decide
+the constraint. Squares of large or small gradients would overflow or underflow.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fedh2l.parameters import blocks
 
 
 class Projection(NamedTuple):
-    """A projected gradient `(…, parameters)`, and how the two gradients stood to each other, `(…)` each."""
+    """A projected gradient `(…, parameters)`, and the relation of the two original gradients, `(…)` each."""
 
     gradient: Tensor
     conflict: Tensor
     """1 where ⟨g_pub, g_loc⟩ < 0, else 0."""
     angle: Tensor
-    """Between the two gradients, in degrees."""
+    """Angle between the two gradients, in degrees."""
 
 
 def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
-    """g̃ of eq. (8): g_pub itself where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
+    """Return g̃ of eq. (8): g_pub where ⟨g_pub, g_loc⟩ ≥ 0, else its projection on the plane normal to g_loc."""
     relation = _Relation.of(g_pub, g_loc)
     for own in (on_cpu, on_cuda):
         if own.can_project(g_pub, g_loc):
@@ -42,7 +42,7 @@ def project(g_pub: Tensor, g_loc: Tensor) -> Projection:
 
 
 def pcgrad(g_pub: Tensor, g_loc: Tensor) -> Projection:
-    """PCGrad (Yu et al., 2020) for two gradients: each projected on the other's normal plane, then summed."""
+    """Return PCGrad (Yu et al., 2020) of two gradients: each is projected on the other's normal plane, then summed."""
     relation = _Relation.of(g_pub, g_loc)
     v_pub, v_loc = relation.v(relation.local), relation.v(relation.public)
     both = []
@@ -53,12 +53,15 @@ def pcgrad(g_pub: Tensor, g_loc: Tensor) -> Projection:
 
 
 def unprojected(g_pub: Tensor, g_loc: Tensor) -> Projection:
-    """g_pub as it is, with the relation of the two gradients still measured."""
+    """Return g_pub unchanged, with the relation of the two gradients."""
     return _Relation.of(g_pub, g_loc).projection(g_pub)
 
 
+PROJECTIONS = {"qp": project, "pcgrad": pcgrad, "none": unprojected}
+
+
 class _Relation(NamedTuple):
-    """The three inner products of two gradients and how they stand to each other, `(…)` each, in float64."""
+    """Inner products of two gradients, and their conflict and angle, `(…)` each, in float64."""
 
     inner: Tensor
     public: Tensor
@@ -84,7 +87,7 @@ class _Relation(NamedTuple):
         return _Relation(inner, public, local, (inner < 0).double(), angle)
 
     def v(self, fixed: Tensor) -> Tensor:
-        """v* `(…, 1)`, that of a gradient which is moved, by the square of the one that stays; 0 without conflict."""
+        """Return v* `(…, 1)`, which is 0 without conflict. `fixed` is the square of the gradient that stays."""
         return ((-self.inner).clamp_min(0) / _nonzero(fixed)).unsqueeze(-1)
 
     def projection(self, gradient: Tensor) -> Projection:
@@ -96,5 +99,5 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _nonzero(square: Tensor) -> Tensor:
-    """A square, or a little where it is 0: what it divides is then 0 as well."""
+    """Return a square, or a tiny number in place of 0, to divide by."""
     return square.clamp_min(torch.finfo(square.dtype).tiny)

@@ -1,4 +1,4 @@
-"""What a run ends with."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedh2l.metrics import average, scores
+from pydantic import TypeAdapter, ValidationError
+
+from fedh2l.errors import RunError, shown
+from fedh2l.metrics import METRICS, average, scores
+
+MOST_BYTES = 1e300
+"""Upper bound for a plausible number of bytes."""
 
 
 @dataclass(frozen=True)
 class NodeResult:
-    """One node's model on everybody's test data, in percent: the selected model, and the last one."""
+    """Metrics of one node's selected model and last model on all test data, in percent."""
 
     name: str
     model: str
@@ -19,15 +25,15 @@ class NodeResult:
     WDP: float
     CDP: float
     round: int
-    """When the selected model was taken."""
+    """Round of the selected model."""
     validation: float
-    """Its ACC on the pooled validation data, by which it was selected."""
+    """ACC on the pooled validation data, used for selection."""
     last: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run. Two runs are equal when they agree in everything but `seconds`."""
+    """The result of a run. Equal runs agree in everything but `seconds`."""
 
     method: str
     seed: int
@@ -37,22 +43,41 @@ class Result:
     average: dict[str, float]
     last: dict[str, float]
     matrix: list[list[float]]
-    """`matrix[i][j]`: the selected model of node i on the test data of domain j."""
+    """`matrix[i][j]`: accuracy of the selected model of node i on the test data of domain j."""
     bytes: dict[str, Any]
     conflict_rate: float
     """Share of mutual steps in which the teaching gradient conflicted with the local one."""
     seconds: float
     views: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What else the method had tested, selected alike: averages over the nodes of the meme of FML, say."""
+    """Averages over the nodes of the method's extra evaluations, such as the meme of FML. Models are selected alike."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON of the result."""
+        """Return the result as JSON values."""
         return asdict(self)
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Result:
-        """From the JSON of a result."""
-        return Result(**{**data, "nodes": [NodeResult(**node) for node in data["nodes"]]})
+        """Return the result from JSON values. Raise `RunError` for anything else."""
+        try:
+            result = Result(**{**data, "nodes": [NodeResult(**node) for node in data["nodes"]]})
+            return _checked(result)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise RunError(f"the saved result is damaged: {first['loc']}: {first['msg']}") from error
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise RunError(f"the saved result is damaged: {shown(error)}") from error
+
+
+def _checked(result: Result) -> Result:
+    """Return a result from a file. Refuse missing values and values of another type."""
+    result = TypeAdapter(Result).validate_python(result.to_dict())
+    tables = (result.average, result.last, *result.views.values(), *(node.last for node in result.nodes))
+    traffic = [result.bytes.get(key) for key in ("total", "per_round", "multicast")]
+    if any(set(METRICS) - set(table) for table in tables):
+        raise ValueError(f"{', '.join(METRICS)} belong together")
+    if not all(isinstance(size, (int, float)) and 0 <= size < MOST_BYTES for size in traffic) or result.rounds < 1:
+        raise ValueError("what was sent is not known")
+    return result
 
 
 def node_results(
@@ -64,7 +89,10 @@ def node_results(
     rounds: Sequence[int],
     validation: Sequence[float],
 ) -> list[NodeResult]:
-    """Results from counts: `selected[i][j]` of `totals[j]` right by the selected model of node i on domain j."""
+    """Return results from counts of correct answers.
+
+    The selected model of node i is right on `selected[i][j]` of the `totals[j]` test samples of domain j.
+    """
     return [
         NodeResult(
             name,
@@ -79,6 +107,6 @@ def node_results(
 
 
 def summarise(nodes: Sequence[NodeResult]) -> tuple[dict[str, float], dict[str, float]]:
-    """Means over the nodes, of the selected and of the last models."""
+    """Return means over the nodes, of the selected and of the last models."""
     selected = [{"ACC": node.ACC, "WDP": node.WDP, "CDP": node.CDP} for node in nodes]
     return average(selected), average([node.last for node in nodes])

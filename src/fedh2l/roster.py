@@ -1,4 +1,4 @@
-"""Who takes part: the members' names in their agreed order, and the seed that all of them hold."""
+"""The members of a federation: their names in an agreed order, and their common seed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 RESERVED = "server"
-"""The sender of what comes from a server, in methods that have one."""
+"""Sender of a server's messages, in methods that have a server."""
 
 
 def check_name(name: str) -> None:
-    """Refuses what cannot be the name of a node."""
+    """Refuse an invalid name of a node."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"node name '{name}': use 1 to 63 letters, digits, '.', '_' and '-', a letter or digit first")
     if name == RESERVED:
@@ -31,8 +31,8 @@ def check_name(name: str) -> None:
 class Roster:
     """The members of a federation and everything they must agree on before the first round.
 
-    `terms` holds what else they agree on (method and its parameters, rounds, classes); any difference gives another
-    `digest`, which every message carries.
+    `terms` holds the other agreed values: method and its parameters, rounds, classes. Any difference changes `digest`,
+    which every message carries.
     """
 
     names: tuple[str, ...]
@@ -50,20 +50,20 @@ class Roster:
 
     @staticmethod
     def agree(names: tuple[str, ...], seed: int, terms: Mapping[str, Any]) -> Roster:
-        """A roster whose digest covers `terms`, which must be plain JSON values."""
+        """Return a roster whose digest covers `terms`, which must be plain JSON values."""
         return Roster(names, seed, json.dumps(terms, sort_keys=True, separators=(",", ":")))
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes that differ when members, seed or terms do."""
+        """Digest of members, seed and terms, 16 bytes."""
         text = json.dumps([self.names, self.seed, self.terms], separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()[:16]
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """The place of each member, which stands for its name in a message."""
+        """Position of each member, which stands for its name in messages."""
         return {name: place for place, name in enumerate(self.names)}
 
     def others(self, name: str) -> tuple[str, ...]:
-        """Everybody but `name`, in roster order."""
+        """Return all members but `name`, in roster order."""
         return tuple(other for other in self.names if other != name)

@@ -1,8 +1,8 @@
 """Addressed randomness: every draw is keyed by purpose, seed, node name and round.
 
-No generator is carried from round to round. Any participant can compute any draw it is entitled to at any time,
-so peers agree on public batches without sending indices, a resumed run goes on exactly where it stopped, and the
-order in which nodes happen to run changes nothing. `docs/protocol.md` holds the construction with test vectors.
+There is no generator state between rounds: any participant can compute its draws at any time. Peers agree on public
+batches without sending indices. A resumed run continues exactly as before, and the order of nodes makes no difference.
+`docs/protocol.md` has the construction with test vectors.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ PublicPurpose = Literal[
     "torch-server",
     "public-views",
 ]
-"""Drawn from the federation's seed, which every peer holds."""
+"""Drawn from the federation's seed, which every peer has."""
 
 PrivatePurpose = Literal[
     "initial-weights", "local-batch", "local-views", "digest", "torch-local", "torch-emit", "torch-mutual"
 ]
-"""Drawn from a node's secret, so that nobody else can tell which private samples were in a batch."""
+"""Drawn from a node's secret, so that others cannot compute which private samples are in a batch."""
 
 Purpose = PublicPurpose | PrivatePurpose | Literal["node-secret"]
 
 
 def stream_key(purpose: Purpose, seed: int | str, node: str = "", round: int = 0) -> int:
-    """The 128-bit Philox key of an address.
+    """Return the 128-bit Philox key of an address.
 
-    It is the first 16 bytes, little-endian, of SHA-256 over the five fields (tag, purpose, seed, node, round), each
-    written as UTF-8 (numbers in decimal) behind its length as four big-endian bytes.
+    The key is the first 16 bytes, little-endian, of SHA-256 over the five fields (tag, purpose, seed, node, round).
+    Each field is UTF-8 text, with numbers in decimal, after its length as four big-endian bytes.
     """
-    digest = _hashed(TAG, purpose, str(seed), node).copy()  # rounds differ in the last field alone
+    digest = _hashed(TAG, purpose, str(seed), node).copy()  # rounds differ in the last field only
     digest.update(_field(str(round)))
     return int.from_bytes(digest.digest()[:16], "little")
 
@@ -63,7 +63,10 @@ def _field(text: str) -> bytes:
 
 
 def random_words(count: int, purpose: Purpose, seed: int | str, node: str = "", round: int = 0) -> NDArray[np.uint64]:
-    """The first `count` 64-bit words of an address's stream (Philox raw output is stable across NumPy versions)."""
+    """Return the first `count` 64-bit words of an address's stream.
+
+    Philox raw output is stable across NumPy versions.
+    """
     return _words_of(stream_key(purpose, seed, node, round), count)
 
 
@@ -82,7 +85,7 @@ def _words_of(key: int, count: int) -> NDArray[np.uint64]:
 
 
 class _Generators(threading.local):
-    """One for each thread: to make another takes several times as long as to set one back."""
+    """One generator per thread. Setting it to another key is several times faster than making a new one."""
 
     def __init__(self) -> None:
         self.philox = np.random.Philox(key=0)
@@ -96,13 +99,13 @@ _ZEROS = np.zeros(4, np.uint64)
 def draw_indices(
     population: int, count: int, purpose: Purpose, seed: int | str, node: str = "", round: int = 0
 ) -> list[int]:
-    """`count` distinct indices below `population` by partial Fisher–Yates; all of them, in order, if there are no more.
+    """Return `count` distinct indices below `population`, or all in order if there are no more.
 
-    The i-th swap partner is i + floor(word_i · (population − i) / 2⁶⁴).
+    The algorithm is partial Fisher–Yates. The i-th swap partner is i + floor(word_i · (population − i) / 2⁶⁴).
     """
     if count >= population:
         return list(range(population))
-    moved: dict[int, int] = {}  # a sparse view of the shuffled array: only what differs from the identity
+    moved: dict[int, int] = {}  # the shuffled array, where it differs from the identity
     drawn = []
     for i, word in enumerate(random_words(count, purpose, seed, node, round).tolist()):
         j = i + (word * (population - i) >> 64)
@@ -112,7 +115,7 @@ def draw_indices(
 
 
 def shuffled(items: Sequence[T], purpose: Purpose, seed: int | str, node: str = "", round: int = 0) -> list[T]:
-    """All items in a random order."""
+    """Return all items in a random order."""
     order = list(items)
     for i, word in enumerate(random_words(max(len(order) - 1, 0), purpose, seed, node, round).tolist()):
         j = i + (word * (len(order) - i) >> 64)
@@ -121,19 +124,19 @@ def shuffled(items: Sequence[T], purpose: Purpose, seed: int | str, node: str = 
 
 
 def torch_seed(purpose: Purpose, seed: int | str, node: str = "", round: int = 0) -> int:
-    """A seed for torch's own generator, for what draws inside torch (initial weights, dropout)."""
+    """Return a seed for torch's own generator, for draws inside torch (initial weights, dropout)."""
     return int(random_words(1, purpose, seed, node, round)[0] >> np.uint64(1))
 
 
 def node_secret(seed: int, node: str) -> str:
-    """The stand-in, in a simulation, for the secret that a real peer draws from its operating system."""
+    """Return the secret of a node in a simulation. A real peer draws its secret from its operating system."""
     return f"{stream_key('node-secret', seed, node):032x}"
 
 
 def draw_block(populations: Sequence[int], count: int, keys: Sequence[int]) -> NDArray[np.int64]:
-    """`draw_indices` for many addresses at once: row r holds `count` indices below `populations[r]`, `(rows, count)`.
+    """Return `draw_indices` for many addresses at once, `(rows, count)`. Row r has indices below `populations[r]`.
 
-    `keys` are those of `stream_key`. Far quicker than one draw after the other, and equal to them.
+    `keys` come from `stream_key`. The result equals that of single draws, but takes much less time.
     """
     sizes = np.asarray(populations, dtype=np.uint64)
     if np.any(sizes < count) or (np.any(sizes == count) and np.any(sizes != count)):
@@ -145,13 +148,13 @@ def draw_block(populations: Sequence[int], count: int, keys: Sequence[int]) -> N
     for start in range(0, len(keys), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
         words = _philox_words(keys[part], count)
-        few = count * count < int(sizes[part].max())  # then it is quicker to look among what was moved
+        few = count * count < int(sizes[part].max())  # then a search among the moved entries is faster
         result[part] = _sparse_fisher_yates(words, sizes[part]) if few else _fisher_yates(words, sizes[part])
     return result
 
 
 def shuffle_block(population: int, keys: Sequence[int]) -> NDArray[np.int64]:
-    """`shuffled(range(population))` for many addresses at once, `(rows, population)`."""
+    """Return `shuffled(range(population))` for many addresses at once, `(rows, population)`."""
     cards = np.tile(np.arange(population, dtype=np.int32), (len(keys), 1))
     if population > 1:
         _swap(cards, _philox_words(keys, population - 1), np.full(len(keys), population, dtype=np.uint64))
@@ -159,7 +162,7 @@ def shuffle_block(population: int, keys: Sequence[int]) -> NDArray[np.int64]:
 
 
 def word_block(keys: Sequence[int], count: int) -> NDArray[np.uint64]:
-    """`random_words` for many addresses at once, by their keys, `(keys, count)`."""
+    """Return `random_words` for many addresses at once, given by their keys, `(keys, count)`."""
     if count < _MANY_WORDS:
         return _philox_words(keys, count)
     words = np.empty((len(keys), count), dtype=np.uint64)
@@ -170,7 +173,7 @@ def word_block(keys: Sequence[int], count: int) -> NDArray[np.uint64]:
 
 _BLOCK_ROWS = 4096
 _MANY_WORDS = 64
-"""From how many words of a key on NumPy's own generator is quicker, which has to be set to each key."""
+"""Words per key from which NumPy's own generator is faster, although it must be set to each key."""
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -179,7 +182,7 @@ Words = NDArray[np.uint64]
 
 
 def _multiply(a: Words, b: np.uint64) -> tuple[Words, Words]:
-    """High and low 64 bits of a product of 64-bit numbers."""
+    """Return the high and low 64 bits of a product of 64-bit numbers."""
     a_low, a_high, b_low, b_high = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
     low = a_low * b_low
     middle = a_high * b_low + (low >> _HALF)
@@ -188,11 +191,11 @@ def _multiply(a: Words, b: np.uint64) -> tuple[Words, Words]:
 
 
 def _philox_words(keys: Sequence[int], count: int) -> Words:
-    """The first `count` words of `numpy.random.Philox(key=…)` for each key, `(keys, count)`."""
+    """Return the first `count` words of `numpy.random.Philox(key=…)` for each key, `(keys, count)`."""
     blocks = -(-count // 4)
     k0 = np.array([key & _MASK for key in keys], dtype=np.uint64)[:, None]
     k1 = np.array([key >> 64 for key in keys], dtype=np.uint64)[:, None]
-    x0 = np.tile(np.arange(1, blocks + 1, dtype=np.uint64), (len(keys), 1))  # NumPy counts before it draws
+    x0 = np.tile(np.arange(1, blocks + 1, dtype=np.uint64), (len(keys), 1))  # NumPy starts to count at 1
     x1, x2, x3 = (np.zeros_like(x0) for _ in range(3))
     with np.errstate(over="ignore"):  # arithmetic is modulo 2⁶⁴
         for turn in range(10):
@@ -210,15 +213,15 @@ def _fisher_yates(words: Words, sizes: Words) -> NDArray[np.int32]:
 
 
 def _sparse_fisher_yates(words: Words, sizes: Words) -> NDArray[np.int64]:
-    """The same draws, with a view of the shuffled rows that holds only what differs from the identity."""
+    """Draw like `_fisher_yates`, but store only the entries that differ from the identity."""
     count = words.shape[1]
     drawn = np.empty(words.shape, dtype=np.int64)
-    places = np.full(words.shape, -1, dtype=np.int64)  # where something was put, in this order, and what it was
+    places = np.full(words.shape, -1, dtype=np.int64)  # positions of the writes, in order; `values` has the values
     values = np.empty(words.shape, dtype=np.int64)
 
     def look(where: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
         found = where.copy()
-        for step in range(steps):  # what was put there last is what is there
+        for step in range(steps):  # the last write to a position counts
             np.copyto(found, values[:, step], where=places[:, step] == where)
         return found
 
@@ -231,13 +234,13 @@ def _sparse_fisher_yates(words: Words, sizes: Words) -> NDArray[np.int64]:
 
 
 def _below(word: Words, left: Words) -> NDArray[np.int64]:
-    """⌊word · left / 2⁶⁴⌋, for `left` below 2³²."""
+    """Return ⌊word · left / 2⁶⁴⌋, for `left` below 2³²."""
     above = ((word >> _HALF) * left + (((word & _LOW) * left) >> _HALF)) >> _HALF
     return above.astype(np.int64)
 
 
 def _swap(cards: NDArray[np.int32], words: Words, sizes: Words) -> None:
-    """A partial Fisher–Yates shuffle of every row, in place."""
+    """Apply a partial Fisher–Yates shuffle to every row, in place."""
     rows = np.arange(len(cards))
     for i in range(words.shape[1]):
         j = i + _below(words[:, i], sizes - np.uint64(i))

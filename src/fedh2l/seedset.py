@@ -1,4 +1,4 @@
-"""The public seed set: every node's public data, held alike by all of them."""
+"""The public seed set: every node's public data, the same on all nodes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from fedh2l.sampling import draw_indices
 
 
 class SeedSet:
-    """The public samples of each member, and the batch of them that belongs to a round.
+    """The public samples of each member, and the public batches of each round.
 
-    Indices are addressed by (federation seed, owner, round), so every peer derives the same batch and none travel.
+    Indices are addressed by (federation seed, owner, round), so every peer derives the same batch and no indices are
+    sent.
     """
 
     def __init__(
@@ -30,15 +31,15 @@ class SeedSet:
         self.parts = dict(parts)
         self.seed = seed
         self.labelled = labelled
-        """Whether anybody knows what its samples are."""
+        """Whether the samples have labels."""
         self.views = views
-        """Other views of its images, the same for everybody, that a round's batches consist of."""
+        """Augmentation of public batches, the same for all nodes."""
         self._dtype = torch.float32
         self._batches = Batches(seed, next(iter(parts.values())).labels.device)
         self._kept: tuple[int, dict[tuple[str, int], Samples]] = (-1, {})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SeedSet:
-        """The same set on a device."""
+        """Return the same set on a device."""
         parts = {name: part.to(device, dtype) for name, part in self.parts.items()}
         moved = SeedSet(parts, self.seed, self.views, self.labelled)
         moved._dtype = dtype
@@ -46,22 +47,22 @@ class SeedSet:
 
     @cached_property
     def union(self) -> Samples:
-        """Everybody's public data, in roster order."""
+        """All public data, in roster order."""
         return Samples.concatenate(list(self.parts.values()))
 
     def subset(self, round: int, size: int) -> Samples:
-        """`size` samples of everybody's public data, or all of them if there are no more."""
+        """Return `size` samples of all public data, or all of them if there are no more."""
         if size >= len(self.union):
             return self.union
         return self.union.take(draw_indices(len(self.union), size, "alignment", self.seed, "", round))
 
     def batch(self, owner: str, round: int, size: int) -> Samples:
-        """`size` samples of the owner's public data, or all of them if there are no more."""
-        kept_round, kept = self._kept  # nodes in one process ask for the same batches: keep those of this round
+        """Return `size` samples of the owner's public data, or all of them if there are no more."""
+        kept_round, kept = self._kept  # nodes in one process use the same batches: keep those of this round
         if kept_round != round:
             kept = {}
             self._kept = (round, kept)
-        if (owner, size) not in kept:  # two nodes at once may both draw it, to the same end
+        if (owner, size) not in kept:  # two threads may both draw it, with the same result
             batch = self.parts[owner].take(self._indices(owner, round, size))
             if self.views is not None:
                 numbers = self.views.drawn(batch.inputs, "public-views", self.seed, owner, round)
@@ -71,7 +72,7 @@ class SeedSet:
         return kept[owner, size]
 
     def labels(self, owner: str, round: int, size: int) -> Tensor:
-        """Those of the batch."""
+        """Return the labels of the batch."""
         return self.parts[owner].labels[self._indices(owner, round, size)]
 
     def _indices(self, owner: str, round: int, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The server of methods that have one: what it keeps from exchange to exchange."""
+"""The server of methods that have one, with its state between exchanges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedh2l.upload import uploaded
 
 
 class Server:
-    """Networks and tensors that a method keeps at a server. It holds no data but what was sent to it."""
+    """Networks and tensors that a method keeps at a server. The server has no data but the messages it received."""
 
     def __init__(self, roster: Roster, optimizer: OptimizerSettings, device: torch.device) -> None:
         self.roster = roster
@@ -27,26 +27,26 @@ class Server:
         self.memory: dict[str, Tensor] = {}
 
     def further(self, name: str, module: nn.Module) -> Network:
-        """A copy of `module`, kept in training here."""
+        """Add a network that trains a copy of `module`."""
         self.networks[name] = Network(copy.deepcopy(module).to(self.device), self.optimizer)
         return self.networks[name]
 
     def order(self, address: str, round: int, count: int) -> Tensor:
-        """All `count` indices in the random order that belongs to an address at a round."""
+        """Return all `count` indices in the random order of an address and a round."""
         drawn = shuffled(range(count), "server-batch", self.roster.seed, address, round)
         return uploaded(torch.tensor(drawn), self.device)
 
     def seed_torch(self, round: int) -> None:
-        """Addresses what the server's networks draw from torch's own generator."""
+        """Seed torch's own generator by address, for the server's networks."""
         seed_generators(torch_seed("torch-server", self.roster.seed, "", round), self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next exchange depends on, for a checkpoint."""
+        """Return everything that the next exchange depends on, for a checkpoint."""
         networks = {f"network-{name}": network.state() for name, network in self.networks.items()}
         return flattened({"memory": {name: value.clone() for name, value in self.memory.items()}, **networks})
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` returned."""
+        """Restore a result of `state`."""
         groups = grouped(state, self.device)
         self.memory = groups.get("memory", {})
         for name, network in self.networks.items():

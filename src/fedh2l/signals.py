@@ -1,4 +1,4 @@
-"""Ending work in an orderly way when it is asked to."""
+"""Stop work in an orderly way on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def on_interrupt(ask: Callable[[], None]) -> Iterator[None]:
-    """Calls `ask` on the first Ctrl-C or SIGTERM; a second one ends everything at once."""
+    """Call `ask` on the first Ctrl-C or SIGTERM. A second one raises KeyboardInterrupt at once."""
     asked: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:

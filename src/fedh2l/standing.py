@@ -1,4 +1,4 @@
-"""How the nodes of a run have done so far: their best models, what else a method wants tested, and their conflicts."""
+"""Model selection during a run: the nodes' best models, extra evaluations of a method, and conflicts."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from fedh2l.metrics import average, scores
 
 
 class ViewScore(NamedTuple):
-    """How the best of a view did."""
+    """Scores of the best model in an extra evaluation."""
 
     validated: int
-    """Validation samples that it got right."""
+    """Correct validation samples."""
     round: int
     tested: list[int]
-    """Test samples of each domain that it got right."""
+    """Correct test samples per domain."""
 
 
 class Standing:
-    """What selection and the result need to know of earlier evaluations; saved with every checkpoint."""
+    """Results of earlier evaluations, for model selection and the final result. Saved in every checkpoint."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
         self.best: dict[str, tuple[int, int]] = {}
-        """For each node, the validation samples that its best model got right, and the round of that model."""
+        """Correct validation samples and round of each node's best model."""
         self.views: dict[str, dict[str, ViewScore]] = {}
-        """For each view and node, how the best of it did so far."""
+        """Best scores so far, by extra evaluation and node."""
         self._present: dict[str, int] = {}
-        self._conflicts = (0.0, 0)  # how many, of how many mutual steps
+        self._conflicts = (0.0, 0)  # conflicts, mutual steps
 
     def take(self, counts: Mapping[str, int], round: int) -> list[str]:
-        """Notes what each node's model gets right of the validation data; returns whose is as good as ever.
+        """Record each model's correct validation samples. Return the nodes whose model is at least as good as before.
 
-        Of models that do equally well the latest counts: where nearly all validation data is right, as it soon may be,
-        it cannot tell a model from one that has learned for longer.
+        Ties go to the latest model. Late in training nearly all validation data is right, so it cannot tell a model
+        from one that has trained longer.
         """
         best = [name for name, right in counts.items() if right >= self.best.get(name, (0, 0))[0]]
         self.best |= {name: (counts[name], round) for name in best}
@@ -44,7 +44,10 @@ class Standing:
         return best
 
     def take_views(self, engine: Engine, tests: Sequence[Any], round: int, always: bool) -> None:
-        """Views have no weights to keep, so what is best on validation data (or `always`) is tested at once."""
+        """Record the extra evaluations. Test each new best at once, because its weights are not kept.
+
+        With `always`, every model is tested.
+        """
         for view, counts in engine.validate_views().items():
             known = self.views.setdefault(view, {})
             best = [name for name, right in counts.items() if always or name not in known or right >= known[name][0]]
@@ -53,7 +56,7 @@ class Standing:
                 known |= {name: ViewScore(counts[name], round, tested[name]) for name in best}
 
     def summary(self, series: Mapping[str, Mapping[str, Sequence[float]]], samples: int) -> dict[str, dict[str, float]]:
-        """What an evaluation says of each node, from its score on so many samples and what it recorded since."""
+        """Return each node's metrics since the last evaluation. `samples` is the number of validation samples."""
         nodes = {}
         for name in self.names:
             nodes[name] = {
@@ -66,15 +69,15 @@ class Standing:
         return nodes
 
     def validated(self, which: Which) -> list[int]:
-        """What each node's best or last model got right of the validation data."""
+        """Return the correct validation samples of each node's best or last model."""
         return [self.best[name][0] if which == "best" else self._present[name] for name in self.names]
 
     def best_rounds(self) -> list[int]:
-        """When each node's best model was taken."""
+        """Return the round of each node's best model."""
         return [self.best[name][1] for name in self.names]
 
     def view_averages(self, totals: Sequence[int]) -> dict[str, dict[str, float]]:
-        """The metrics of each view, averaged over the nodes; `totals` are the sizes of the test sets."""
+        """Return the mean metrics of each extra evaluation. `totals` are the sizes of the test sets."""
         return {
             view: average([scores(best[name].tested, totals, own) for own, name in enumerate(self.names)])
             for view, best in self.views.items()
@@ -82,18 +85,22 @@ class Standing:
 
     @property
     def conflict_rate(self) -> float:
-        """The share of mutual steps in which the teaching gradient conflicted with the local one."""
+        """Share of mutual steps in which the teaching gradient conflicted with the local one."""
         return self._conflicts[0] / max(self._conflicts[1], 1)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"best": self.best, "views": self.views, "conflicts": self._conflicts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
-        self.best = {name: (right, round) for name, (right, round) in state["best"].items()}
+        """Restore the state from a checkpoint."""
+        self.best = {name: (int(right), int(round)) for name, (right, round) in state["best"].items()}
         self.views = {
-            view: {name: ViewScore(*score) for name, score in of_nodes.items()}
+            view: {
+                name: ViewScore(int(right), int(round), list(map(int, tested)))
+                for name, (right, round, tested) in of_nodes.items()
+            }
             for view, of_nodes in state["views"].items()
         }
-        self._conflicts = tuple(state["conflicts"])
+        found, steps = state["conflicts"]
+        self._conflicts = float(found), int(steps)

@@ -1,4 +1,4 @@
-"""Who hears whom: the graph of a federation, and the choice of teachers in a round."""
+"""The communication graph of a federation, and the choice of teachers in each round."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Edges = tuple[tuple[str, str], ...]
 Graph = Mapping[str, tuple[str, ...]]
 """The neighbours of each member, in roster order."""
 
-_REGULAR = re.compile(r"regular-(\d+)")
+_REGULAR = re.compile(r"regular-([0-9]{1,9})")
 _ATTEMPTS = 1000
 
 
 def check_topology(topology: str | Sequence[Sequence[str]]) -> None:
-    """Refuses a topology that cannot be one whatever the roster; raises ValueError, as validators do."""
+    """Raise ValueError, as validators do, for a topology that is invalid for every roster."""
     if isinstance(topology, str):
         if topology not in ("full", "ring", "line") and not _REGULAR.fullmatch(topology):
             raise ValueError(
@@ -33,7 +33,7 @@ def check_topology(topology: str | Sequence[Sequence[str]]) -> None:
 
 
 def graph(roster: Roster, topology: str | Sequence[Sequence[str]]) -> Graph:
-    """The graph of a federation; a random one is drawn once, from the federation's seed."""
+    """Return the graph of a federation. A random graph is drawn once, from the federation's seed."""
     return _graph(roster, topology if isinstance(topology, str) else tuple((a, b) for a, b in topology))
 
 
@@ -59,15 +59,15 @@ def _graph(roster: Roster, topology: str | Edges) -> Graph:
         neighbours[b].add(a)
     alone = [name for name in names if not neighbours[name]]
     if alone:
-        raise ConfigError(f"method.topology: node '{alone[0]}' has no neighbour, so it could neither teach nor learn")
+        raise ConfigError(f"method.topology: node '{alone[0]}' has no neighbour; connect it to at least one node")
     return {name: tuple(other for other in names if other in neighbours[name]) for name in names}
 
 
 def _random_regular(roster: Roster, degree: int) -> list[tuple[str, str]]:
-    """A connected random graph in which everybody has `degree` neighbours.
+    """Return the edges of a connected random graph in which each node has `degree` neighbours.
 
-    Stubs are paired at random; pairs that would repeat an edge or join a node to itself go back in the pot, and a
-    pairing that gets stuck or leaves the graph in pieces is drawn again (Steger & Wormald, 1999).
+    Stubs are paired at random. Pairs that repeat an edge or join a node to itself are paired again. The graph is drawn
+    again if pairing gets stuck or if the graph is not connected (Steger & Wormald, 1999).
     """
     size = len(roster.names)
     if not 1 <= degree < size or degree * size % 2:
@@ -75,7 +75,7 @@ def _random_regular(roster: Roster, degree: int) -> list[tuple[str, str]]:
             f"method.topology: no graph of {size} nodes has {degree} neighbours each; K must be below {size}, and "
             f"K × {size} even"
         )
-    dense = degree > (size - 1) / 2  # then the edges that are missing are the easier ones to draw
+    dense = degree > (size - 1) / 2  # then the missing edges are easier to draw
     for attempt in range(_ATTEMPTS):
         edges = _pair_stubs(roster, size - 1 - degree if dense else degree, attempt)
         if edges is not None and dense:
@@ -124,10 +124,10 @@ def teachers(
     peers_per_round: int,
     round: int,
 ) -> Graph:
-    """Whom each member hears in a round, in roster order.
+    """Return the teachers of each member in a round, in roster order.
 
-    `independent`: each draws `peers_per_round` of its neighbours (0: hears all of them). `pairs`: a random matching
-    along the graph's edges, each with at most one partner, who teach each other; one that finds none hears nobody.
+    `independent`: each member draws `peers_per_round` of its neighbours, or uses all of them if it is 0. `pairs`: a
+    random matching along the graph's edges. Partners teach each other, and a member without a partner has no teacher.
     """
     everyone = graph(roster, topology)
     if pairing == "pairs":
@@ -139,9 +139,9 @@ def teachers(
 
 
 def _picks(roster: Roster, everyone: Graph, count: int, round: int) -> dict[str, list[int]]:
-    """Which of its neighbours each member hears, by their places."""
+    """Return the positions of each member's teachers among its neighbours."""
     sizes = [len(neighbours) for neighbours in everyone.values()]
-    if min(sizes) > count:  # all at once, which is what makes a thousand members quick
+    if min(sizes) > count:  # one draw for all, which is fast for a thousand members
         keys = [stream_key("peers", roster.seed, name, round) for name in everyone]
         return dict(zip(everyone, draw_block(sizes, count, keys).tolist(), strict=True))
     return {
@@ -151,7 +151,7 @@ def _picks(roster: Roster, everyone: Graph, count: int, round: int) -> dict[str,
 
 
 def _matching(roster: Roster, everyone: Graph, round: int) -> Graph:
-    """Members in random order; each without a partner takes a random neighbour that has none."""
+    """Return a random matching. In random order, members choose a random neighbour that has no partner."""
     partner: dict[str, str] = {}
     picks = random_words(len(roster.names), "peers", roster.seed, "", round).tolist()
     for name, word in zip(shuffled(roster.names, "pairs", roster.seed, "", round), picks, strict=True):

@@ -1,4 +1,4 @@
-"""The course of a run: rounds, evaluations, checkpoints, the end."""
+"""The course of a run: rounds, evaluations, checkpoints and the result."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from fedh2l.callbacks import Callback
-from fedh2l.checkpoints import Checkpoint, pack, unpack
+from fedh2l.checkpoints import Checkpoint, pack, restoring, unpack
 from fedh2l.clock import Clock
 from fedh2l.engines.base import Engine, NodesLostError, Which
 from fedh2l.engines.choice import engines_for
-from fedh2l.errors import DivergedError, RunError
+from fedh2l.errors import DivergedError, RunError, UnsoundMessageError
 from fedh2l.federation import Federation
 from fedh2l.models.saved import pack_model, probe
 from fedh2l.result import Result, node_results, summarise
@@ -26,14 +26,17 @@ from fedh2l.standing import Standing
 log = logging.getLogger("fedh2l")
 
 AUTOMATIC = 50
-"""How many rounds apart automatic checkpoints are considered."""
+"""Rounds between decisions about automatic checkpoints."""
+
+KEPT_BYTES = 200 * 10**6
+"""A run that has ended keeps its last checkpoint if it is smaller than this."""
 
 STATE_COPIES = 9
-"""A checkpoint holds about this many times the parameters: themselves, the best, two optimiser states of three."""
+"""Size of a checkpoint in copies of the parameters: themselves, the best, and two optimiser states of three."""
 
 
 class Interrupted(Exception):  # noqa: N818 - an outcome rather than an error
-    """The run was asked to stop; `checkpoint` is where it can go on from, if it has a directory."""
+    """Raised after a request to stop. The run can continue from `checkpoint` if it has a directory."""
 
     def __init__(self, round: int, checkpoint: Path | None) -> None:
         super().__init__(f"stopped after round {round}")
@@ -63,68 +66,95 @@ class Trainer:
         device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
         domains = [node.domain for node in federation.nodes]
         self.save_models = True
-        """Whether a run directory gets each node's models."""
+        """Whether to write each node's models to the run directory."""
+        self.extensible = True
+        """Whether to keep the last checkpoint in the run directory, so that the run can be extended."""
+        self._pending = False
+        """Whether the present round is not evaluated yet. The last checkpoint is written before the evaluation, so an
+        extended run evaluates that round only if it is due."""
         self._validation_size = sum(len(domain.validation) for domain in domains)
         self._tests = [domain.test.to(device, dtype) for domain in domains]
         self._clock = Clock()
         self._last_checkpoint: Path | None = None
         self._kept: Checkpoint | None = None
-        """The newest checkpoint of a run that has no directory."""
+        """Newest checkpoint of a run without a directory."""
 
     def resume(self) -> bool:
-        """Takes up the newest sound checkpoint of the run directory; False if there is none."""
+        """Restore the newest sound checkpoint of the run directory. Return False if there is none."""
         assert self.directory is not None
         found = self.directory.checkpoints.newest()
         if found is not None:
             self._last_checkpoint, checkpoint = found
             self._restore(checkpoint)
-            self._clock.before = checkpoint.plain["seconds"]
+            with restoring(self.directory.path):
+                self._clock.before = float(checkpoint.plain["seconds"])
         return found is not None
 
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Close the engine if an error comes before `run`, which closes it otherwise: it may hold processes."""
+        try:
+            yield
+        except BaseException:
+            self.engine.close()
+            raise
+
     def run(self) -> Result:
-        """Trains, and leaves in each node's module the model that the selection rule picks."""
+        """Train, and put the model that the selection rule picks into each node's module."""
         return run_together([self])[0]
 
     def advance(self) -> None:
-        """Goes on to the next evaluation or checkpoint, whichever comes first, and does it."""
+        """Train to the next evaluation or checkpoint, whichever comes first, and perform it."""
         advance_together([self])
 
     def _begin(self) -> None:
         if self.directory:
+            self.directory.sign(self.federation.fingerprint)
             self._forget_what_follows(self.directory)
         self._clock.start()
         self._tell("on_start", list(self.federation.roster.names), self.round + 1, self.settings.rounds)
 
     def _forget_what_follows(self, directory: RunDirectory) -> None:
-        """What was written after the checkpoint that is gone on from."""
-        directory.cut_metrics(self.round)
+        """Remove metrics and checkpoints of rounds after the restored checkpoint."""
+        directory.cut_metrics(self.round - self._pending)
         directory.checkpoints.drop_after(self.round)
 
     def _arrive(self, round: int) -> None:
-        """Does what belongs to a round: evaluation, checkpoint, stopping."""
+        """Complete a round: verify it, and evaluate or write a checkpoint if that is due."""
         self.round = round
         self._verify()
-        evaluates = self.round % self.settings.eval_every == 0 or self.round == self.settings.rounds
-        if evaluates:
-            self._evaluate()
+        self._pending = True
+        if self.round == self.settings.rounds:
+            self._keep_last()
+        self._settle()
         if self.round < self.settings.rounds and self._checkpoint_due():
             self._checkpoint()
 
+    def _settle(self) -> None:
+        """Evaluate the present round if that is due and not done yet."""
+        due = self.round % self.settings.eval_every == 0 or self.round == self.settings.rounds
+        if self._pending and due:
+            self._evaluate()
+        self._pending = False
+
     def _secure(self, lost: bool) -> None:
-        """After a loss, goes back; otherwise sees to it that there is something to go back to."""
+        """Roll back if nodes were lost. Otherwise make sure that there is a checkpoint to go back to."""
         if lost:
             self._roll_back()
         if self.engine.fragile and self._last_checkpoint is None and self._kept is None:
             self._checkpoint()
 
     def _roll_back(self) -> None:
-        """Brings lost nodes back, and everybody to the newest checkpoint; before the first one, nothing was done."""
+        """Restart lost nodes, and restore all nodes from the newest checkpoint.
+
+        Without a checkpoint no round has been done, so there is nothing to restore.
+        """
         reached, lost = self.round, self.engine.revive()
         checkpoint = self._kept
         if self.directory and self._last_checkpoint is not None:
             found = self.directory.checkpoints.newest()
             if found is None:
-                raise RunError("nodes were lost, and no sound checkpoint is left to go back to")
+                raise RunError("nodes were lost, and there is no readable checkpoint to return to")
             self._last_checkpoint, checkpoint = found
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -136,7 +166,7 @@ class Trainer:
         )  # fmt: skip
 
     def _halt(self) -> Interrupted:
-        """Saves the round, so that the run can go on from it."""
+        """Save the present round, so that the run can continue from it."""
         return Interrupted(self.round, self._checkpoint())
 
     def _next_event(self) -> int:
@@ -154,7 +184,8 @@ class Trainer:
         except DivergedError as error:
             last = self._last_checkpoint
             kept = f"The last good checkpoint is {last}." if last else "There is no checkpoint before it."
-            raise DivergedError(f"{error}; training stopped. {kept} A lower optimizer.lr may help.") from None
+            advice = "" if isinstance(error, UnsoundMessageError) else " A lower optimizer.lr may help."
+            raise type(error)(f"{error}; training stopped. {kept}{advice}") from None
 
     def _evaluate(self) -> None:
         self.engine.complete(count=self.round == self.settings.rounds)
@@ -209,7 +240,7 @@ class Trainer:
         )
         if self.directory:
             self.directory.write_result(result.to_dict())
-            self.directory.checkpoints.clear()  # of large models they are gigabytes, and nothing is left to resume
+            self.directory.checkpoints.keep_only(self.round)  # only the one from `_keep_last`
         return result
 
     def _save_models(self, which: Which, rounds: Sequence[int]) -> None:
@@ -231,25 +262,46 @@ class Trainer:
         if self.directory is None and not self.engine.fragile:
             return None
         with self._clock.checkpointing():
-            plain = {
-                "settings": self._fingerprint(),
-                **self.standing.state(),
-                "ledger": self.engine.ledger.state(),
-                "seconds": self._clock.seconds,
-            }
-            checkpoint = Checkpoint(self.round, self.engine.state(), plain)
+            checkpoint = self._state()
             if self.directory is None:
-                self._kept = unpack(pack(checkpoint))  # nothing that goes on changing
+                self._kept = unpack(pack(checkpoint))  # a copy that does not change
                 return None
-            try:
-                path = self.directory.checkpoints.save(checkpoint)
-            except OSError as error:
-                raise RunError(f"cannot write a checkpoint after round {self.round}: {error}") from error
-        self._last_checkpoint = path
+            path = self._write(self.directory, checkpoint)
         self._tell("on_checkpoint", self.round, path)
         return path
 
+    def _keep_last(self) -> None:
+        """Save the state after the last round, before the final steps, so that the run can be extended."""
+        if self.directory is None or not self.extensible:
+            return
+        checkpoint = self._state()
+        size = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+        if size < KEPT_BYTES or self.settings.keep_checkpoint:
+            self._write(self.directory, checkpoint)
+
+    def _state(self) -> Checkpoint:
+        plain = {
+            "settings": self._fingerprint(),
+            "rounds": self.settings.rounds,
+            "pending": self._pending,
+            **self.standing.state(),
+            "ledger": self.engine.ledger.state(),
+            "seconds": self._clock.seconds,
+        }
+        return Checkpoint(self.round, self.engine.state(), plain)
+
+    def _write(self, directory: RunDirectory, checkpoint: Checkpoint) -> Path:
+        try:
+            self._last_checkpoint = directory.checkpoints.save(checkpoint)
+        except OSError as error:
+            raise RunError(f"cannot write a checkpoint after round {self.round}: {error}") from error
+        return self._last_checkpoint
+
     def _restore(self, checkpoint: Checkpoint) -> None:
+        with restoring(self.directory.path if self.directory else "memory"):
+            self._take_over(checkpoint)
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
         plain = checkpoint.plain
         now, then = self._fingerprint(), plain["settings"]
         different = [key for key in now if now[key] != then.get(key)]
@@ -257,22 +309,24 @@ class Trainer:
             raise RunError(
                 f"the checkpoint is of a run with another {' and '.join(different)}; give what it was started with"
             )
-        self.engine.restore(checkpoint.tensors)
-        self.round = checkpoint.round
+        if self.directory:
+            self.directory.check(self.federation.fingerprint)
+        self.federation.check_rounds(max(plain["rounds"], checkpoint.round))
+        self.engine.restore(checkpoint.tensors, checkpoint.round)
+        self.round, self._pending = checkpoint.round, bool(plain["pending"])
         self.standing.restore(plain)
         self.engine.ledger.restore(plain["ledger"])
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be gone on from."""
+        """Return the values that must be the same to continue from a checkpoint."""
         return {
-            "roster (nodes, seed, method or rounds)": self.federation.roster.digest.hex(),
+            "roster (nodes, seed or method)": self.federation.rules,
             "optimizer": self.federation.optimizer.model_dump(),
             "dtype": self.settings.dtype,
             "precision or micro_batch": list(self.settings.compute),
             "models": [node.model_name for node in self.federation.nodes],
             "size of models": self.engine.parameter_bytes,
-            "evaluation": [self.settings.eval_every, self.settings.selection_rule, self.settings.average],
-            "data": [node.domain.digest for node in self.federation.nodes],
+            "evaluation": [self.settings.eval_every, self.settings.selection_rule, self.settings.ema_decay],
         }
 
     def _tell(self, event: str, *arguments: Any) -> None:
@@ -281,7 +335,7 @@ class Trainer:
 
 
 def run_together(trainers: Sequence[Trainer]) -> list[Result]:
-    """Trains federations in step, whose engines share one computation; one trainer alone is the usual case."""
+    """Train federations in step, with engines that share one computation. Usually there is one trainer."""
     first = trainers[0]
     with ExitStack() as stack:
         for trainer in trainers:
@@ -297,10 +351,12 @@ def run_together(trainers: Sequence[Trainer]) -> list[Result]:
                     for trainer in trainers:
                         trainer._secure(lost)
                     lost = False
+                    for trainer in trainers:
+                        trainer._settle()
                     while first.round < first.settings.rounds:
                         advance_together(trainers)
                     results = [trainer._finish() for trainer in trainers]
-                except NodesLostError:  # also while others are brought back
+                except NodesLostError:  # also while other nodes are restarted
                     lost = True
         finally:
             for trainer in trainers:
@@ -311,26 +367,26 @@ def run_together(trainers: Sequence[Trainer]) -> list[Result]:
 
 
 def advance_together(trainers: Sequence[Trainer]) -> None:
-    """Goes on with federations in step to their next evaluation or checkpoint, and does it."""
+    """Train federations in step to their next evaluation or checkpoint, and perform it."""
     first = trainers[0]
     if not all(first.engine.moves(trainer.engine) for trainer in trainers):
-        raise ValueError("these federations have engines of their own; make them by engines_for(…)")
+        raise ValueError("these federations have separate engines; make their engines together with engines_for(…)")
 
     def keep_going(round: int) -> bool:
-        wanted = [trainer._after_round(round) for trainer in trainers]  # all of them hear of it
+        wanted = [trainer._after_round(round) for trainer in trainers]  # call the callbacks of all trainers
         return all(wanted)
 
     reached = first.engine.advance(first.round + 1, first._next_event(), keep_going)
     for trainer in trainers:
         trainer._arrive(reached)
     if reached < first.settings.rounds and any(trainer.stop() for trainer in trainers):
-        stopped = [trainer._halt() for trainer in trainers]  # all of them are saved
+        stopped = [trainer._halt() for trainer in trainers]  # save all of them
         raise stopped[0]
 
 
 @contextmanager
 def torch_settings(settings: RunSettings) -> Iterator[None]:
-    """A run's number of threads, with torch's own generators left as they were found."""
+    """Set the run's number of threads, and restore it and torch's own generators at the end."""
     before = torch.get_num_threads()
     device = resolve_device(settings.device)
     torch.set_num_threads(settings.threads)

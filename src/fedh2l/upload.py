@@ -1,4 +1,4 @@
-"""From the host to where a model computes."""
+"""Copies from the host to the model's device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def uploaded(values: Tensor, device: torch.device) -> Tensor:
-    """Values of the host on a device: of a GPU without waiting for what it is doing, unlike a plain copy."""
+    """Copy values from the host to a device. Unlike a plain copy, this does not wait for a busy GPU."""
     if device.type != "cuda" or values.is_cuda:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

@@ -1,1 +1,1 @@
-"""Comparing methods: grids of runs, and the tables that come out of them."""
+"""Comparison of methods: grids of runs and their tables."""

@@ -1,13 +1,14 @@
-"""One run of a benchmark: its configuration, where its result is kept, and running it."""
+"""The runs of a benchmark: their configurations, directories and execution."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,62 +21,64 @@ from fedh2l.engines.choice import engines_for
 from fedh2l.errors import FedH2LError
 from fedh2l.methods.registry import find_method
 from fedh2l.presets import Changes
-from fedh2l.rundir import CONFIG, RESULT, RunDirectory
+from fedh2l.result import Result
+from fedh2l.rundir import CONFIG, RunDirectory
 from fedh2l.toml import to_toml
 from fedh2l.trainer import Interrupted, Trainer, run_together
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A method with its settings at one seed. Cells with equal settings are one, whatever table they are in."""
+    """A method with its settings and one seed. Tables with equal settings share a cell."""
 
     method: str
     changes: Changes
     seed: int
 
     def path(self, out: Path) -> Path:
-        """The directory of its run; another setting, also by another default, is another directory."""
+        """Return the directory of its run. Other settings, or other defaults, give another directory."""
         return out / "cells" / f"{_plain(self.method)}-s{self.seed}-{_fingerprint(self)}"
 
     def result(self, out: Path) -> dict[str, Any] | None:
-        """Its result, if it has ended."""
-        return RunDirectory(self.path(out)).result() if (self.path(out) / RESULT).exists() else None
+        """Return its result if it has finished."""
+        found = RunDirectory(self.path(out)).result()
+        return Result.from_dict(found).to_dict() if found is not None else None
 
     def config(self, device: str) -> Config:
-        """Its complete configuration."""
+        """Return its complete configuration."""
         return load_config(None, self.changes, self.method, {"seed": self.seed, "device": device})[0]
 
     def directory(self, out: Path, device: str) -> RunDirectory:
-        """The directory of its run, made if it is not there."""
+        """Return the directory of its run. Create it if there is none."""
         folder = self.path(out)
         if (folder / CONFIG).exists():
             return RunDirectory.open(folder)
-        shutil.rmtree(folder, ignore_errors=True)  # what a process that was killed at once left behind
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed at once
         return RunDirectory.claim(folder, to_toml(self.config(device)))
 
     def reached(self, out: Path) -> int:
-        """The round from which it goes on."""
+        """Return the last saved round, or 0."""
         newest = RunDirectory(self.path(out)).checkpoints.newest()
         return newest[1].round if newest else 0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where and under whose eyes cells are run."""
+    """Directory, device and callbacks for running cells."""
 
     out: Path
     device: str
     callback: Callable[[], Callback]
     stop: Callable[[], bool]
     keep_models: bool = False
-    """Whether the models of a run are kept, beside its result."""
+    """Whether to keep the models of a run."""
 
 
 def run_cells(cells: Sequence[Cell], place: Place) -> dict[Cell, str]:
-    """Runs cells to their end, from where they were left; returns what went wrong with those that failed.
+    """Run cells to their end, from their last checkpoints. Return the errors of failed cells.
 
-    Those that start at one round are run as one computation, where an engine can. If one of them fails, they are run
-    one by one, so that it fails alone. Raises `Interrupted` when asked to stop.
+    Cells at the same round run as one computation if the engine supports it. If one of them fails, they run one by one,
+    so the others can finish. Raises `Interrupted` after a request to stop.
     """
     starts: dict[int, list[Cell]] = {}
     for cell in cells:
@@ -92,7 +95,7 @@ def run_cells(cells: Sequence[Cell], place: Place) -> dict[Cell, str]:
             else:
                 for cell in together:
                     failed |= run_cells([cell], place) if cell.result(place.out) is None else {}
-        except Exception:  # one run that fails must not take the others with it
+        except Exception:  # other runs continue after a failure
             failed |= dict.fromkeys(together, traceback.format_exc())
     return failed
 
@@ -104,6 +107,7 @@ def _run_as_one(cells: Sequence[Cell], place: Place) -> None:
         directory = cell.directory(place.out, place.device)
         trainers.append(Trainer(federation, directory, [place.callback()], place.stop, engine))
         trainers[-1].save_models = place.keep_models
+        trainers[-1].extensible = False
         trainers[-1].resume()
     if isinstance(trainers[0].engine, BatchedEngine):
         run_together(trainers)
@@ -113,9 +117,9 @@ def _run_as_one(cells: Sequence[Cell], place: Place) -> None:
 
 
 def units(cells: Sequence[Cell], device: str) -> list[list[Cell]]:
-    """What is run at a time: on a GPU, cells that differ by seed and split alone go together.
+    """Group cells that run together. On a GPU, these are cells that differ only in seed and split.
 
-    Those with data of their own, images say, are large, and run one at a time.
+    Cells with their own dataset, such as images, are large and run one at a time.
     """
     found: dict[object, list[Cell]] = {}
     for cell in cells:
@@ -127,13 +131,15 @@ def units(cells: Sequence[Cell], device: str) -> list[list[Cell]]:
 
 @cache
 def _fingerprint(cell: Cell) -> str:
-    """Of its configuration and of the rule by which models are selected: results by another one are not its own."""
+    """Return a hash of its configuration and of the selection rule. A result is valid only for both."""
     config = cell.config("cpu")
-    return hashlib.sha256((config.run.selection_rule + to_toml(config)).encode()).hexdigest()[:12]
+    values = replace(config, data=config.data.resolved()).sections()
+    text = json.dumps([config.run.selection_rule, values], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def takes_part(row: Row, table: TableSpec) -> bool:
-    """Whether a row's method can run its table at all: with different models, some cannot."""
+    """Return whether a row's method can run with the table's models. Some methods need equal models."""
     models: dict[str, dict[str, str]] = {}
     for change in table.changes:
         found = re.fullmatch(r"nodes\.([^.]+)\.(model|model_args)=(.*)", change)
@@ -143,13 +149,13 @@ def takes_part(row: Row, table: TableSpec) -> bool:
 
 
 def cells_of(row: Row, table: TableSpec, choice: str, seeds: int, common: Changes) -> list[Cell]:
-    """The runs behind one choice of a row."""
-    changes = (*table.defaults, *common, *table.changes, *row.choices[choice])  # the last: a row is what it says
+    """Return the runs of one choice of a row."""
+    changes = (*table.defaults, *common, *table.changes, *row.choices[choice])  # last: a row's settings take precedence
     return [Cell(row.method, changes, seed) for seed in range(seeds)]
 
 
 def all_cells(suite: Suite, seeds: int, common: Changes, methods: Sequence[str] | None) -> list[Cell]:
-    """Every run of a suite, once, first seeds first."""
+    """Return every run of a suite once, in order of seeds."""
     found: dict[Path, Cell] = {}
     for table in suite.tables:
         for row in chosen_rows(table, methods):
@@ -160,7 +166,7 @@ def all_cells(suite: Suite, seeds: int, common: Changes, methods: Sequence[str] 
 
 
 def chosen_rows(table: TableSpec, methods: Sequence[str] | None) -> list[Row]:
-    """The rows of these methods, and a new one for a method that has none; all rows if no methods are named."""
+    """Return the rows of these methods, or all rows. A method without a row gets a new one."""
     if methods is None:
         return list(table.rows)
     known = {row.method for row in table.rows}

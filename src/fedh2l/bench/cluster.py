@@ -1,7 +1,7 @@
-"""Running the cells of a benchmark on a Ray cluster, one task each.
+"""Execution of cells on a Ray cluster, one task per unit.
 
-Machines need not share a file system: what a run leaves behind travels back with its result, also if it was stopped,
-and a run that goes on is sent what it had saved.
+Machines do not need a shared file system. A task returns the files of its runs with its result, even if it was stopped.
+A task that continues a run receives the saved files.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.bench.runner import Counter, Workers
-from fedh2l.checkpoints import write_atomically
 from fedh2l.engines.ray_fleet import connect
 from fedh2l.errors import ConfigError
+from fedh2l.files import PRIVATE_FOLDER, write_atomically
 from fedh2l.plugins import search
-from fedh2l.rundir import RESULT
+from fedh2l.rundir import PRIVATE_FOLDERS, RESULT
 from fedh2l.settings import CORES, RaySettings
 from fedh2l.trainer import Interrupted
 
 Files = dict[str, bytes]
-"""What is in a folder, by path."""
+"""Files of a folder by path."""
 
 
 class OnRay(Workers):
-    """Tasks of a Ray cluster, with one CPU each, or one GPU where the cluster has some."""
+    """Tasks on a Ray cluster, with one GPU each if there are GPUs, else with one CPU each."""
 
     def __init__(self, out: Path, device: str, settings: RaySettings, keep_models: bool = False) -> None:
         self.out = out
@@ -55,68 +55,67 @@ class OnRay(Workers):
         self._task = ray.remote(_run_unit).options(**needs, max_retries=3)
 
     def submit(self, unit: Sequence[Cell]) -> Any:
-        """To wherever there is room."""
+        """Start a task on any machine with free resources."""
         saved = {name: data for cell in unit for name, data in _read(self.out, cell.path(Path())).items()}
         return self._task.remote(list(unit), saved, self.device, self._desk, sys.path, self.keep_models)
 
     def wait(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
-        """As Ray does it."""
         return list(ray.wait(list(tasks), timeout=seconds, fetch_local=False)[0])
 
     def outcome(self, task: Any, unit: Sequence[Cell]) -> dict[Cell, str]:
-        """Keeps what the runs left behind."""
+        """Return the failed cells, and write the files of the runs."""
         try:
             failed, files = ray.get(task)
         except RayTaskError as error:
             return dict.fromkeys(unit, str(error))
         except RayError as error:
             return dict.fromkeys(unit, f"the process that ran it died: {str(error).strip().splitlines()[-1]}")
-        for cell in unit if files else ():  # what it left behind replaces what it was sent
+        for cell in unit if files else ():  # the returned files replace the local ones
             shutil.rmtree(cell.path(self.out) / "checkpoints", ignore_errors=True)
         _write(self.out, files)
         return dict(failed)
 
     @property
     def rounds(self) -> int:
-        """As they were reported."""
-        with suppress(RayActorError):  # how far they are is worth no run
+        """Return the number of reported rounds."""
+        with suppress(RayActorError):  # a progress display may not end a run
             self._rounds = int(ray.get(self._desk.look.remote())[0])
         return self._rounds
 
     def stop(self) -> None:
-        """By a flag at the desk."""
+        """Set the stop flag of the `Desk`."""
         self._desk.stop.remote()
 
     def close(self) -> None:
-        """Leaves the cluster."""
+        """Leave the cluster."""
         ray.kill(self._desk)
         if self._started:
             ray.shutdown()
 
 
 class Desk:
-    """Where runs report, and learn that they should stop."""
+    """Collects the progress of runs, and has their stop flag."""
 
     def __init__(self) -> None:
         self._rounds, self._stopped = 0, False
 
     def add(self, rounds: int) -> None:
-        """Rounds that a run has done."""
+        """Add rounds that a run has done."""
         self._rounds += rounds
 
     def stop(self) -> None:
-        """All are to stop."""
+        """Set the stop flag."""
         self._stopped = True
 
     def look(self) -> tuple[int, bool]:
-        """How many rounds are done, and whether to stop."""
+        """Return the number of rounds that are done, and the stop flag."""
         return self._rounds, self._stopped
 
 
 def _run_unit(
     cells: Sequence[Cell], saved: Files, device: str, desk: Any, paths: Sequence[str], keep_models: bool
 ) -> tuple[dict[Cell, str], Files]:
-    """In a worker: runs cells in a folder of its own; returns what went wrong, and what is in the folder then."""
+    """Run cells in a temporary folder of a worker. Return the errors of failed cells and the files of the folder."""
     for path in paths:
         search(path)
     os.environ[CORES] = "1"
@@ -132,7 +131,7 @@ def _run_unit(
                 stop.set()
 
     if ray.get(desk.look.remote())[1]:
-        return {}, {}  # what was sent is what there is
+        return {}, {}  # the sent files are unchanged
     threading.Thread(target=watch, daemon=True).start()
     try:
         with TemporaryDirectory() as folder:
@@ -149,7 +148,7 @@ def _run_unit(
 
 
 def _read(root: Path, folder: Path) -> Files:
-    """All files of a folder below `root`."""
+    """Return all files of a folder below `root`."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted((root / folder).rglob("*"))
@@ -158,8 +157,9 @@ def _read(root: Path, folder: Path) -> Files:
 
 
 def _write(root: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files below `root`; a result last, since it says that a run has ended."""
+    """Write files below `root`. Results are last, since a result marks a finished run."""
     for name in sorted(files, key=lambda name: Path(name).name == RESULT):
         path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, files[name])
+        private = path.parent.name in PRIVATE_FOLDERS
+        path.parent.mkdir(PRIVATE_FOLDER if private else 0o777, parents=True, exist_ok=True)
+        write_atomically(path, files[name], private=private)

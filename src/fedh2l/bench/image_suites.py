@@ -1,4 +1,4 @@
-"""The benchmarks on images: the paper's tables, FedH2L+, and batch norm in a mutual step; models can be chosen."""
+"""Benchmarks on images: the paper's tables and FedH2L+, with models to choose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedh2l.bench.plus_suites import FAIR, PLUS
 from fedh2l.bench.suite import Row, Scores, Suite, TableSpec, scores
 from fedh2l.config import NodeSettings, parse_value, read_toml
 from fedh2l.errors import ConfigError, did_you_mean
-from fedh2l.plugins import search
+from fedh2l.plugins import check_allowed, is_path, search
 from fedh2l.presets import ARCHITECTURES, KINDS, TRAINING, Changes, Models, models_of
 from fedh2l.toml import toml_value
 
@@ -17,12 +17,11 @@ IMAGE_SUITES = {
     "pacs": "pacs",
     "office-home": "office-home",
     "office-caltech10": "office-caltech10",
-    "batch-norm": "pacs",
     "plus-pacs": "pacs",
     "plus-office-home": "office-home",
     "plus-office-caltech10": "office-caltech10",
 }
-"""The dataset that each is about."""
+"""The dataset of each suite."""
 
 PAPER: Mapping[str, Mapping[str, Scores]] = {
     "pacs": {
@@ -38,16 +37,16 @@ PAPER: Mapping[str, Mapping[str, Scores]] = {
         "IND": scores(47.59, 69.59, 39.73),
     },
 }
-"""What the paper prints with a different model on each node; on PACS, by its own protocol."""
+"""Scores in the paper with a different model on each node. For PACS, they use the paper's protocol."""
 
 
 def image_suite(name: str, models: str | None = None, changes: Sequence[str] = ()) -> Suite:
-    """A benchmark on images, with models by one word or by a TOML file that has them under [[nodes]].
+    """Return a benchmark on images. `models` is a keyword or a TOML file with [[nodes]].
 
-    `changes` are what a user wants otherwise: the paper's figures on PACS stand beside its protocol alone.
+    `changes` are the user's settings. On PACS, the paper's scores are shown only with the paper's protocol.
     """
-    dataset, batch_norm = IMAGE_SUITES[name], name == "batch-norm"
-    models = models or ("homogeneous" if batch_norm else "heterogeneous")
+    dataset = IMAGE_SUITES[name]
+    models = models or "heterogeneous"
     if models in KINDS:
         kind: Models = "heterogeneous" if models == "heterogeneous" else "homogeneous"
         own, called = models_of(dataset, kind), f"{kind} models"
@@ -55,9 +54,7 @@ def image_suite(name: str, models: str | None = None, changes: Sequence[str] = (
         own, called = _models_in(Path(models), dataset), f"models of {Path(models).name}"
     protocol = [parse_value(change.partition("=")[2]) for change in changes if change.startswith("data.protocol=")]
     comparable = models == "heterogeneous" and (dataset != "pacs" or protocol[-1:] == ["paper"])
-    if batch_norm:
-        rows, summary = _batch_norm(), "what batch norm does in a mutual step"
-    elif name.startswith("plus-"):
+    if name.startswith("plus-"):
         rows, summary = _plus(), "FedH2L+ against FedH2L, and against what trains on the same views"
     else:
         rows, summary = _methods(PAPER.get(dataset, {}) if comparable else {}), "the paper's table"
@@ -83,18 +80,8 @@ def _plus() -> list[Row]:
     return [Row.of("FedH2L+", PLUS), Row.of("FedH2L", "fedh2l"), *fair]
 
 
-def _batch_norm() -> list[Row]:
-    return [
-        Row.of("FedH2L, frozen", "fedh2l", "method.batch_norm=frozen"),
-        Row.of("FedH2L, joint", "fedh2l", "method.batch_norm=joint"),
-        Row.of("FedH2L, per domain", "fedh2l", "method.batch_norm=per-domain"),
-        Row.of("AGG", "aggregation"),
-        Row.of("IND", "independent"),
-    ]
-
-
 def _models_in(path: Path, dataset: str) -> Changes:
-    """The models of a file, which may be functions of a module beside it."""
+    """Read the models of a file. They may be functions in a module in the same folder."""
     if not path.suffix:
         known = " or ".join(KINDS)
         raise ConfigError(f"--models {path}: it is {known}, or a TOML file.{did_you_mean(str(path), KINDS)}")
@@ -104,6 +91,9 @@ def _models_in(path: Path, dataset: str) -> Changes:
     if other:
         raise ConfigError(f"--models {path}: it has [{other[0]}], and only [[nodes]] count here; use --set")
     nodes = [NodeSettings.read(node, f"{path}, nodes.{place}") for place, node in enumerate(raw.get("nodes", []))]
+    for place, node in enumerate(nodes):
+        if is_path(node.model):
+            check_allowed(node.model, f"{path}: nodes.{place}.model")
     names, known_nodes = [node.name for node in nodes], list(ARCHITECTURES[dataset])
     if sorted(names) != sorted(known_nodes):
         wanted = ", ".join(known_nodes)

@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX, CSV and JSON, and on the terminal; all of them from one grid of text."""
+"""Output of tables as Markdown, LaTeX, CSV and JSON, and on the terminal, from one grid of text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedh2l.bench.plot import frontier_svg
 from fedh2l.bench.statistics import Difference, Summary
 from fedh2l.bench.suite import Suite
 from fedh2l.bench.tables import Line, Table
-from fedh2l.checkpoints import write_atomically
+from fedh2l.files import write_atomically
 from fedh2l.methods.base import Method
 from fedh2l.methods.registry import find_method
 from fedh2l.metrics import METRICS
@@ -25,14 +25,14 @@ from fedh2l.reporting.tables import human_bytes
 
 NOTHING = "–"
 LEFT_OUT = ("CDP −", "paper", "in all", "sends")
-"""Columns that the terminal has no room for."""
+"""Columns that are not shown on the terminal."""
 WIDE = 100
-"""Characters from which on a terminal has room for one column more."""
+"""Terminal width in characters that has room for one more column."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One field of a printed table."""
+    """One cell of a printed table."""
 
     text: str
     best: bool = False
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as it is printed."""
+    """A printed table."""
 
     title: str
     columns: Sequence[str]
@@ -49,7 +49,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a benchmark says."""
+    """All tables of a benchmark."""
 
     suite: str
     caption: str
@@ -60,14 +60,14 @@ class Report:
 
     @staticmethod
     def of(suite: Suite, tables: Sequence[Table], caption: str) -> Report:
-        """The tables with averages, per node, and with what the methods are."""
+        """Return the tables of averages, of nodes and, if the suite has it, of the methods' properties."""
         grids = [_averages(table, suite.frontier) for table in tables] + [_per_node(table) for table in tables]
         if suite.capabilities and tables:
             grids.insert(0, _capabilities(tables[0]))
         return Report(suite.name, caption, tables, grids, suite.frontier)
 
     def write(self, folder: Path) -> list[Path]:
-        """One file in each format."""
+        """Write one file per format."""
         formats: dict[str, Callable[[], str]] = {
             "md": self.markdown, "tex": self.latex, "csv": self.csv, "json": self.json,
         }  # fmt: skip
@@ -81,7 +81,7 @@ class Report:
         return paths
 
     def rich(self, width: int) -> list[RichTable]:
-        """For a terminal: the averages, in the columns that fit; the files have all of them."""
+        """Return tables of the averages for a terminal, with the columns that fit. Files have all columns."""
         left_out = LEFT_OUT if width >= WIDE else (*LEFT_OUT, "bytes")
         shown = []
         for grid in self.grids[: len(self.grids) - len(self.tables)]:
@@ -101,7 +101,7 @@ class Report:
         return shown
 
     def markdown(self) -> str:
-        """GitHub's tables."""
+        """Return tables in GitHub's Markdown."""
         parts = []
         for grid in self.grids:
             lines = [f"### {grid.title}", "", _pipe(grid.columns), _pipe(["---"] * len(grid.columns))]
@@ -110,7 +110,7 @@ class Report:
         return "\n\n".join([*parts, self.caption]) + "\n"
 
     def latex(self) -> str:
-        """Tables for booktabs, and amssymb where rows are marked."""
+        """Return tables for booktabs. Marked rows need amssymb."""
         parts = []
         for grid in self.grids:
             rows = [" & ".join(_tex(e.text, e.best) for e in row) + r" \\" for row in grid.rows]
@@ -134,7 +134,7 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def csv(self) -> str:
-        """One line a number: long form, for other programs."""
+        """Return one line per number, in long form for other programs."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(
@@ -155,13 +155,13 @@ class Report:
         return text.getvalue()
 
     def json(self) -> str:
-        """Everything, seed by seed."""
+        """Return all values by seed."""
         tables = [{"title": table.title, "rows": [_line_json(line) for line in table.lines]} for table in self.tables]
         return json.dumps({"suite": self.suite, "caption": self.caption, "tables": tables}, indent=1) + "\n"
 
 
 def _averages(table: Table, frontier: bool) -> Grid:
-    """With `frontier`, what nothing beats at fewer bytes is marked."""
+    """Return the table of averages. With `frontier`, mark rows that no other row beats with fewer bytes."""
     first, front = table.lines[0].label, table.front() if frontier else set()
     columns = ["", *METRICS, f"ACC − {first}", f"CDP − {first}", "paper: ACC / WDP / CDP", "bytes a round", "in all"]
     rows = []
@@ -191,7 +191,7 @@ def _per_node(table: Table) -> Grid:
 
 
 def _capabilities(table: Table) -> Grid:
-    """What each method says of itself, and what it sent."""
+    """Return the declared properties of each method and its bytes."""
     columns = [
         "", "any models", "no server", "no weights", "no samples", "sends",
         "bytes a round", "in all", "ACC",

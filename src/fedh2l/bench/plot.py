@@ -1,179 +1,204 @@
-"""Accuracy against bytes as a picture (SVG), one panel a table; drawn here, so that nothing else is needed for it."""
+"""A plot of accuracy against bytes, with one panel per table."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from fedh2l.bench.tables import Line, Table
+from fedh2l.extras import needs
 from fedh2l.reporting.tables import human_bytes
 
-WIDTH, HEIGHT = 560, 400
-LEFT, RIGHT, TOP, BOTTOM = 52, 32, 34, 46
-LEGEND = 22
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f", "#bcbd22", "#000000")
-"""That most people can tell apart."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+PANEL, LEGEND = (5.6, 4.0), 0.4
+"""Size of a panel, and height of the legend, in inches."""
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "fedh2l", "text.parse_math": False,
+    "font.size": 8.5, "axes.grid": True, "grid.color": "#eeeeee",
+}  # fmt: skip
+"""Text stays text, and equal tables give equal files."""
+Side = Literal["left", "right", "center"]
+SIDES: tuple[tuple[float, Side], ...] = ((6, "left"), (-6, "right"), (0, "center"))
+"""Positions of names: horizontal offset in points, and alignment."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
+"""Okabe and Ito's colours, which colour-blind people can distinguish, and grey."""
+MARKERS = "osD^vPXhp<>*"
+"""Marker of each method."""
 TICKS = (0, 50, 70, 80, 90, 95, 97, 98, 99, 99.5, 99.8, 99.9)
-"""Accuracies that may be marked."""
+"""Possible ticks of the accuracy axis."""
 LEAST = 0.05
-"""No error is drawn as less than this, in percent, so that it has a logarithm."""
-SIZE = 9
-"""Of letters at points."""
+"""Smallest error that is drawn, in percent, because zero has no logarithm."""
 
 
 def frontier_svg(tables: Sequence[Table]) -> str:
-    """ACC over all bytes that crossed, mean and spread over seeds; what nothing beats at fewer bytes is joined.
+    """Plot ACC over total bytes: means, standard deviations over seeds, and the front as a dashed line.
 
-    Bytes and errors are both on logarithmic scales: half the error is as far everywhere.
+    Both axes are logarithmic, so half the bytes or half the error is the same distance everywhere.
     """
+    needs("bench", "matplotlib")
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        count, (width, height) = max(len(tables), 1), PANEL
+        figure = Figure((width * count, height + LEGEND), dpi=72)  # the resolution of SVG files
+        canvas = FigureCanvasAgg(figure)
+        methods = _methods(tables)
+        panels = [_Panel(table, figure.add_subplot(1, count, k + 1), methods) for k, table in enumerate(tables)]
+        bottom, top = (LEGEND + 0.5) / (height + LEGEND), 1 - 0.3 / (height + LEGEND)
+        figure.subplots_adjust(0.55 / width / count, bottom, 1 - 0.3 / width / count, top, 0.15)
+        for panel in panels:
+            panel.draw(canvas.get_renderer())
+        shown = {label: handle for panel in panels for handle, label in zip(*panel.legend(), strict=True)}
+        figure.legend(shown.values(), shown.keys(), loc="lower center", ncols=8, frameon=False)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def _methods(tables: Sequence[Table]) -> dict[str, dict[str, Any]]:
+    """Return name, colour and marker by method."""
     names: dict[str, str] = {}
     for line in (line for table in tables for line in table.lines if line.average):
         names.setdefault(line.method, line.label.split(",")[0])
-    colours = {method: COLOURS[place % len(COLOURS)] for place, method in enumerate(names)}
-    panels = [_Panel(table, colours).drawn(place * WIDTH) for place, table in enumerate(tables)]
-    width, height = WIDTH * max(len(tables), 1), HEIGHT + LEGEND
-    legend = [
-        f'<circle cx="{LEFT + 110 * i}" cy="{HEIGHT + 8}" r="4" fill="{colours[method]}"/>'
-        f'<text x="{LEFT + 8 + 110 * i}" y="{HEIGHT + 12}">{escape(name)}</text>'
-        for i, (method, name) in enumerate(names.items())
-    ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-            f'font-size="11">',
-            f'<rect width="{width}" height="{height}" fill="white"/>',
-            *panels,
-            *legend,
-            "</svg>\n",
-        ]
-    )
-
-
-class _Box(NamedTuple):
-    """What is taken up on the picture."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def meets(self, other: _Box) -> bool:
-        """Whether two overlap."""
-        beside = self.right <= other.left or other.right <= self.left
-        return not (beside or self.bottom <= other.top or other.bottom <= self.top)
+    return {
+        method: {"label": name, "color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
+        for k, (method, name) in enumerate(names.items())
+    }
 
 
 class _Panel:
-    def __init__(self, table: Table, colours: dict[str, str]) -> None:
-        self.table, self.colours = table, colours
+    """One table: a point per row, the front, and the names of rows."""
+
+    def __init__(self, table: Table, axes: Axes, methods: dict[str, dict[str, Any]]) -> None:
+        self.axes, self.methods = axes, methods
         self.lines = [line for line in table.lines if line.average]
+        front = table.front()
+        self.front = sorted((line for line in self.lines if line.label in front), key=lambda line: line.bytes_total)
         sent = [math.log10(line.bytes_total) for line in self.lines if line.bytes_total > 0] or [0.0]
         self.first, self.last = math.floor(min(sent)) - 1, max(math.ceil(max(sent)), math.floor(min(sent)) + 1)
-        """Powers of ten; those who send nothing stand on the first."""
+        """Powers of ten. Rows without messages are drawn at the first."""
+        axes.set_title(table.title, loc="left", fontweight="bold", fontsize="medium")
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Draw axes, points, front and names. The panel's place in the figure must be final."""
+        self._scales()
+        for line in self.lines:
+            self._point(line)
+        places = [self._place(line) for line in self.front]
+        self.axes.plot(*zip(*places, strict=True) if places else ([], []), "--", color="#555555", linewidth=1, zorder=1)
+        names = _Names(self.axes, renderer, [self._place(line) for line in self.lines])
+        named = [line for line in self.lines if line in self.front or line is self.lines[0]]
+        for line in sorted(named, key=lambda line: line.bytes_total):
+            name = line.label.partition(", ")[2] or line.label  # colour and marker identify the method
+            names.add(name, self._place(line), self.methods[line.method]["color"])
+
+    def legend(self) -> tuple[list[Any], list[Any]]:
+        """Return a handle and a label for each method."""
+        handles, labels = self.axes.get_legend_handles_labels()
+        return handles, labels
+
+    def _scales(self) -> None:
         ends = [score for line in self.lines for score in _ends(line)] or [0.0, 90.0]
-        self.worst, self.best = _error(min(ends)) * 1.1, _error(max(ends)) / 1.4
-        self.taken: list[_Box] = []
+        worst, best = _error(min(ends)) * 1.1, _error(max(ends)) / 1.4
+        axes, powers = self.axes, range(self.first, self.last + 1)
+        axes.set_xscale("log")
+        axes.set_yscale("function", functions=(_height, _score))
+        axes.set_xlim(10.0 ** (self.first - 0.1), 10.0**self.last)
+        axes.set_ylim(100 - worst, 100 - best)
+        amounts = [human_bytes(10.0**power).replace(".0 ", " ") for power in powers]
+        axes.set_xticks([10.0**power for power in powers], ["nothing", *amounts[1:]])
+        marks = [float(tick) for tick in TICKS if best <= _error(tick) <= worst]
+        marks = marks if len(marks) > 1 else [round(100 - worst, 1), round(100 - best, 1)]
+        axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
+        axes.minorticks_off()
+        axes.set_xlabel("bytes in all")
+        axes.set_ylabel("ACC, %")
 
-    def drawn(self, left: float) -> str:
-        """The panel, moved to its place."""
-        parts = [f'<g transform="translate({left} 0)">']
-        parts.append(f'<text x="{LEFT}" y="20" font-weight="bold">{escape(self.table.title)}</text>')
-        parts += self._axes()
-        front = sorted((line for line in self.lines if line.label in self.table.front()), key=_sent)
-        joined = " ".join(f"{self._x(line):.1f},{self._y(line):.1f}" for line in front)
-        parts.append(f'<polyline points="{joined}" fill="none" stroke="#555555" stroke-dasharray="4 3"/>')
-        parts += [self._point(line, line in front) for line in self.lines]
-        named = [line for line in self.lines if line in front or line is self.lines[0]]
-        return "\n".join([*parts, *(self._name(line) for line in sorted(named, key=_sent)), "</g>"])
+    def _point(self, line: Line) -> None:
+        x, y = self._place(line)
+        low, high = _ends(line)
+        style = self.methods[line.method]
+        label = style["label"] if style["label"] not in self.legend()[1] else None
+        front = line in self.front
+        self.axes.errorbar(
+            x, y, [[y - low], [high - y]], **{**style, "label": label}, linestyle="none", elinewidth=1,
+            markersize=6 if front else 5, markerfacecolor=style["color"] if front else "white",
+        )  # fmt: skip
 
-    def _axes(self) -> list[str]:
-        bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-        parts = []
-        for power in range(self.first, self.last + 1):
-            x = self._at(power)
-            label = "nothing" if power == self.first else human_bytes(10.0**power).replace(".0 ", " ")
-            parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#eeeeee"/>')
-            parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>')
-        for score in self._ticks():
-            y = self._height(score)
-            parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#eeeeee"/>')
-            parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{score:g}</text>')
-        middle = (LEFT + right) / 2
-        parts.append(f'<text x="{middle:.1f}" y="{bottom + 34}" text-anchor="middle">bytes in all</text>')
-        parts.append(f'<text x="14" y="{HEIGHT / 2}" transform="rotate(-90 14 {HEIGHT / 2})">ACC, %</text>')
-        return parts
+    def _place(self, line: Line) -> tuple[float, float]:
+        return line.bytes_total if line.bytes_total > 0 else 10.0**self.first, line.average["ACC"].mean
 
-    def _ticks(self) -> list[float]:
-        """Accuracies that are marked; if few of the usual ones are in sight, what is at the ends."""
-        seen = [float(tick) for tick in TICKS if self.best <= _error(tick) <= self.worst]
-        return seen if len(seen) > 1 else [round(100 - self.worst, 1), round(100 - self.best, 1)]
 
-    def _point(self, line: Line, front: bool) -> str:
-        x, y, colour = self._x(line), self._y(line), self.colours[line.method]
-        low, high = (self._height(score) for score in _ends(line))
-        told = f"{line.label}: {line.average['ACC'].mean:.2f} %, {human_bytes(line.bytes_total)}"
-        bar = f'<line x1="{x:.1f}" y1="{low:.1f}" x2="{x:.1f}" y2="{high:.1f}" stroke="{colour}"/>'
-        fill, radius = (colour, 4.5) if front else ("white", 3.5)
-        dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{colour}"/>'
-        self.taken.append(_Box(x - radius, y - radius, x + radius, y + radius))
-        return f"<g><title>{escape(told)}</title>{bar}{dot}</g>"
+class _Names:
+    """Places the names of points close to them without overlap."""
 
-    def _name(self, line: Line) -> str:
-        """What a point is, near it and where nothing else is yet, with a line to it if that is not next to it."""
-        x, y, colour = self._x(line), self._y(line), self.colours[line.method]
-        name = line.label.partition(", ")[2] or line.label  # its colour tells the method
-        width = 0.62 * SIZE * len(name)
-        places = list(_around(x, y, width))
-        free = (box for box in places if self._inside(box) and not any(box.meets(other) for other in self.taken))
-        box = next(free, places[0])
+    def __init__(self, axes: Axes, renderer: RendererBase, points: Sequence[tuple[float, float]]) -> None:
+        from matplotlib.transforms import Bbox
+
+        self.axes, self.renderer = axes, renderer
+        centres = [axes.transData.transform(point) for point in points]
+        self.taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in centres]
+
+    def add(self, name: str, point: tuple[float, float], colour: str) -> None:
+        """Write a name. If it is not next to its point, draw a thin line between them."""
+        text = self.axes.annotate(
+            name, point, (0, 0), textcoords="offset points", va="center", color=colour, fontsize=7,
+            bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5},
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
+        offsets = list(_offsets())
+        for offset in (*offsets, offsets[0]):
+            box = self._move(text, *offset)
+            inside = all(self.axes.bbox.contains(*corner) for corner in (box.p0, box.p1))
+            if inside and not box.count_overlaps(self.taken):
+                break
         self.taken.append(box)
-        nearest = min(max(x, box.left), box.right), min(max(y, box.top), box.bottom)
-        far = math.dist(nearest, (x, y)) > SIZE
-        leader = f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{nearest[0]:.1f}" y2="{nearest[1]:.1f}" stroke="{colour}"/>'
-        size = f'width="{width:.1f}" height="{box.bottom - box.top:.1f}"'
-        paper = f'<rect x="{box.left:.1f}" y="{box.top:.1f}" {size} fill="white" opacity="0.7"/>'
-        text = f'<text x="{box.left:.1f}" y="{box.bottom - 2:.1f}" font-size="{SIZE}" fill="{colour}">'
-        return f"{leader if far else ''}{paper}{text}{escape(name)}</text>"
+        if text.arrow_patch is not None:
+            text.arrow_patch.set_visible(abs(offset[1]) > 9)
 
-    def _inside(self, box: _Box) -> bool:
-        return box.left >= LEFT and box.right <= WIDTH and box.top >= TOP - SIZE and box.bottom <= HEIGHT - BOTTOM
+    def _move(self, text: Annotation, x: float, y: float, side: Side) -> Bbox:
+        from matplotlib.text import Text
 
-    def _at(self, power: float) -> float:
-        return LEFT + (power - self.first) / (self.last - self.first) * (WIDTH - LEFT - RIGHT)
+        text.set_position((x, y))
+        text.set_horizontalalignment(side)
+        text.update_positions(self.renderer)
+        return Text.get_window_extent(text, self.renderer)
 
-    def _x(self, line: Line) -> float:
-        return self._at(math.log10(line.bytes_total) if line.bytes_total > 0 else self.first)
 
-    def _height(self, score: float) -> float:
-        share = math.log(_error(score) / self.best) / math.log(self.worst / self.best)
-        return TOP + share * (HEIGHT - TOP - BOTTOM)
-
-    def _y(self, line: Line) -> float:
-        return self._height(line.average["ACC"].mean)
+def _offsets() -> Iterator[tuple[float, float, Side]]:
+    """Yield offsets of a name in points, best first: left or right of the point, then further above and below."""
+    for step in range(14):
+        for x, side in SIDES:
+            yield x, 9.0 * step, side
+            yield x, -9.0 * step, side
 
 
 def _error(score: float) -> float:
     return max(100 - score, LEAST)
 
 
+def _height(score: Any) -> Any:
+    """Return the negative logarithm of the error, so better is higher."""
+    return -np.log10(np.maximum(100 - np.asarray(score, float), LEAST))
+
+
+def _score(height: Any) -> Any:
+    return 100 - 10 ** -np.asarray(height, float)
+
+
 def _ends(line: Line) -> tuple[float, float]:
-    """A standard deviation below and above the mean."""
+    """Return the mean minus and plus one standard deviation."""
     summary = line.average["ACC"]
     spread = summary.deviation or 0.0
     return max(summary.mean - spread, 0.0), min(summary.mean + spread, 100.0)
-
-
-def _around(x: float, y: float, width: float) -> Iterator[_Box]:
-    """Places for words of a width at a point, the best first: beside it, then further and further above and below."""
-    height = SIZE + 2
-    for step in range(12):
-        for left in (x + 7, x - 7 - width, x - width / 2):
-            for side in (-1, 1):
-                middle = y + side * step * height
-                yield _Box(left, middle - height / 2, left + width, middle + height / 2)
-
-
-def _sent(line: Line) -> float:
-    return line.bytes_total

@@ -1,4 +1,4 @@
-"""Running the cells of a benchmark side by side until all are done or time is up."""
+"""Parallel execution of a benchmark's cells, until all are done or the time limit is reached."""
 
 from __future__ import annotations
 
@@ -24,62 +24,62 @@ from fedh2l.signals import on_interrupt
 from fedh2l.trainer import Interrupted
 
 POLL = 0.25
-"""Seconds between two looks at the clock and the workers."""
+"""Seconds between checks of the clock and the workers."""
 
 
 class Display(Protocol):
-    """Shows how a benchmark goes."""
+    """Shows the progress of a benchmark."""
 
     def update(self, rounds: int, cells: int) -> None:
-        """Rounds and cells that are done so far."""
+        """Show the number of finished rounds and cells."""
 
 
 @dataclass
 class Outcome:
-    """How a benchmark ended."""
+    """The end of a benchmark."""
 
     failed: dict[Cell, str] = field(default_factory=dict)
-    """Cells that could not be run, and why."""
+    """Failed cells and their errors."""
     out_of_time: bool = False
     interrupted: bool = False
 
     @property
     def stopped(self) -> bool:
-        """Whether it was asked to stop, by a user or the clock."""
+        """Return whether the user or the time limit stopped it."""
         return self.out_of_time or self.interrupted
 
 
 class Workers(ABC):
-    """Those who run cells: processes of this machine, or of a cluster."""
+    """Workers that run cells: processes of this machine, or tasks on a cluster."""
 
     @abstractmethod
     def submit(self, unit: Sequence[Cell]) -> Any:
-        """Hands out cells; returns something to wait for."""
+        """Start a unit of cells. Return its task."""
 
     @abstractmethod
     def wait(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
-        """Those of the tasks that are done, after at most so long."""
+        """Return the tasks that are done, after at most `seconds`."""
 
     @abstractmethod
     def outcome(self, task: Any, unit: Sequence[Cell]) -> dict[Cell, str]:
-        """Of a task that is done: which cells failed, and why."""
+        """Return the failed cells of a finished task, with their errors."""
 
     @property
     @abstractmethod
     def rounds(self) -> int:
-        """How many rounds all of them have done."""
+        """Return the number of rounds that all workers have done."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Lets running cells save themselves and end."""
+        """Ask running cells to save and stop."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the workers."""
+        """Stop the workers."""
 
 
 class Runner:
-    """Runs cells, `jobs` units at a time. What is unfinished after `seconds` goes on at the next call."""
+    """Runs units of cells, `jobs` at a time. Cells that are unfinished after `seconds` continue at the next call."""
 
     def __init__(self, workers: Workers, jobs: int, seconds: float | None, display: Display) -> None:
         self.workers = workers
@@ -88,11 +88,11 @@ class Runner:
         self.display = display
 
     def run(self, work: Sequence[Sequence[Cell]]) -> Outcome:
-        """Runs units of cells that are not done yet."""
+        """Run units of unfinished cells."""
         outcome = Outcome()
         todo, count = list(reversed(work)), 0
         running: dict[Any, Sequence[Cell]] = {}
-        asked: list[bool] = []  # a signal only leaves a note: it may come in the middle of anything
+        asked: list[bool] = []  # the signal handler only sets this flag, since it may run at any point
         try:
             with on_interrupt(lambda: asked.append(True)):
                 while todo or running:
@@ -115,18 +115,18 @@ class Runner:
 
 
 class Counter(Callback):
-    """Reports the rounds of one run as they are done."""
+    """Reports the finished rounds of one run."""
 
     def __init__(self, add: Callable[[int], None]) -> None:
         self._add = add
         self._counted = 0
 
     def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
-        """Those of an earlier session."""
+        """Report the rounds of earlier sessions."""
         self._reach(first_round - 1)
 
     def on_evaluation(self, metrics: dict[str, Any]) -> None:
-        """Those since the last evaluation."""
+        """Report the rounds since the last evaluation."""
         self._reach(metrics["round"])
 
     def _reach(self, round: int) -> None:
@@ -135,8 +135,6 @@ class Counter(Callback):
 
 
 class Processes(Workers):
-    """Processes of this machine."""
-
     def __init__(self, out: Path, device: str, jobs: int, keep_models: bool = False) -> None:
         self.out = out
         self.keep_models = keep_models
@@ -148,7 +146,7 @@ class Processes(Workers):
         self._pool = ProcessPoolExecutor(jobs, context, _start_worker, shared)
 
     def submit(self, unit: Sequence[Cell]) -> Future[dict[Cell, str]]:
-        """To the next process that is free."""
+        """Start a unit on the next free process."""
         try:
             return self._pool.submit(_run_unit, unit, self.out, self.device, self.keep_models)
         except BrokenProcessPool as error:
@@ -157,28 +155,27 @@ class Processes(Workers):
             return failed
 
     def wait(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
-        """By their futures."""
         return list(wait(tasks, seconds, FIRST_COMPLETED)[0])
 
     def outcome(self, task: Future[dict[Cell, str]], unit: Sequence[Cell]) -> dict[Cell, str]:
-        """What the process returned, if it lived to."""
+        """Return the process's result, or an error if it died."""
         try:
             return task.result()
         except BrokenProcessPool:
-            why = "the process that ran it, or one beside it, died; is there enough memory? Run again to go on"
+            why = "its process or a parallel one died. Is there enough memory? Repeat the command to continue"
             return {unit[0]: why}
 
     @property
     def rounds(self) -> int:
-        """From memory that all share."""
+        """Return the rounds from shared memory."""
         return self._rounds.value
 
     def stop(self) -> None:
-        """By a flag that all look at."""
+        """Set the stop flag that all processes check."""
         self._stop.set()
 
     def close(self) -> None:
-        """Waits for them."""
+        """Wait for the processes to end."""
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -186,7 +183,7 @@ _worker: dict[str, Any] = {}
 
 
 def _start_worker(stop: Event, rounds: Synchronized[int], parent: int, jobs: int) -> None:
-    """Leaves signals to the parent, does not outlive it, and keeps to its share of the cores."""
+    """Prepare a worker: ignore signals, end with the parent, and use its share of the cores."""
     os.environ[CORES] = str(max(1, available_cores() // jobs))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -201,7 +198,7 @@ def _start_worker(stop: Event, rounds: Synchronized[int], parent: int, jobs: int
 
 
 def _run_unit(cells: Sequence[Cell], out: Path, device: str, keep_models: bool) -> dict[Cell, str]:
-    """In a worker: runs cells; returns what went wrong with those that failed."""
+    """Run cells in a worker. Return the errors of failed cells."""
     stop: Event = _worker["stop"]
     if stop.is_set():
         return {}

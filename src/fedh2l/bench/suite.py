@@ -1,4 +1,4 @@
-"""What a benchmark consists of: tables, their rows, and the runs that a row is made of."""
+"""The parts of a benchmark: tables, rows, and the settings of a row's runs."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
+    """One row of a table.
 
-    With several `choices`, all of them are run, and the line shows the one with the best mean ACC on validation data.
+    With several `choices`, all of them are run. The row shows the one with the best mean ACC on validation data.
     """
 
     label: str
     method: str
     choices: Mapping[str, Changes] = field(default_factory=lambda: {"": ()})
-    """Settings by what to call them in the label."""
+    """Settings by their name in the label."""
     paper: Scores | None = None
-    """What the paper prints for it."""
+    """Scores in the paper."""
 
     @staticmethod
     def of(label: str, method: str, *changes: str, paper: Scores | None = None) -> Row:
-        """A line of one setting."""
+        """Return a row with one choice."""
         return Row(label, method, {"": changes}, paper)
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """Lines that are compared with each other, on the same data; the first is what the others are compared with."""
+    """Rows with the same data. All rows are compared to the first."""
 
     title: str
     rows: Sequence[Row]
     changes: Changes = ()
-    """Settings of all its runs."""
+    """Settings of all runs."""
     defaults: Changes = ()
-    """Settings of all its runs that a user may change."""
+    """Settings of all runs that the user may change."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A benchmark that can be named."""
+    """A benchmark with a name."""
 
     name: str
     summary: str
     tables: Sequence[TableSpec]
     capabilities: bool = False
-    """Whether to say what each method is, beside how it does."""
+    """Whether to add a table of the methods' properties."""
     frontier: bool = False
-    """Whether to say which rows nothing beats at fewer bytes, and to draw them."""
+    """Whether to mark and plot the rows that no other row beats with fewer bytes."""
     images: str | None = None
-    """The dataset of images that it is about; which models the nodes have can be chosen."""
+    """The image dataset. If set, the user can choose the models of the nodes."""
 
 
 def scores(acc: float, wdp: float, cdp: float) -> Scores:
-    """The three metrics, in the paper's order."""
+    """Return the three metrics, in the paper's order."""
     return {"ACC": acc, "WDP": wdp, "CDP": cdp}

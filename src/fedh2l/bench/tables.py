@@ -1,4 +1,4 @@
-"""From the results of cells to tables of numbers."""
+"""Tables of numbers from the results of cells."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ Metrics = dict[str, Summary]
 
 @dataclass(frozen=True)
 class Line:
-    """What is known of one row: nothing, if none of its runs has ended or its method cannot take part."""
+    """The results of one row. Empty if its runs have not finished or its method cannot run."""
 
     label: str
     method: str
     takes_part: bool
     seeds: tuple[int, ...] = ()
     average: Metrics = field(default_factory=dict)
-    """ACC, WDP and CDP, averaged over the nodes."""
+    """ACC, WDP and CDP, averaged over nodes."""
     nodes: dict[str, Metrics] = field(default_factory=dict)
     last: Metrics = field(default_factory=dict)
-    """As `average`, of the last models."""
+    """Like `average`, for the last models."""
     validation: Summary | None = None
     views: dict[str, Metrics] = field(default_factory=dict)
     bytes_per_round: float = 0.0
     bytes_total: float = 0.0
-    """With a copy for each receiver."""
+    """Each receiver's copy counts."""
     bytes_multicast: float = 0.0
-    """With each message once, however many receive it."""
+    """Each message counts once, for any number of receivers."""
     conflict_rate: float = 0.0
     seconds: float = 0.0
     difference: dict[str, Difference] = field(default_factory=dict)
-    """To the table's first line, over the seeds that both have."""
+    """Difference to the table's first row, over the seeds of both."""
     paper: Scores | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """The lines of one table."""
+    """The rows of one table."""
 
     title: str
     lines: Sequence[Line]
     wanted: int
-    """How many seeds each line should have."""
+    """Number of seeds that each row should have."""
 
     def best(self, metric: str) -> float | None:
-        """The highest mean, as it is printed."""
+        """Return the highest mean, rounded as printed."""
         means = [round(line.average[metric].mean, 2) for line in self.lines if line.average]
         return max(means, default=None)
 
     def front(self) -> set[str]:
-        """The rows that nothing beats: whatever sends no more has no higher ACC, and whatever sends less has less."""
+        """Return the rows that no other row beats, by higher ACC at no more bytes or by equal ACC at fewer bytes."""
         known = [(line.label, line.bytes_total, line.average["ACC"].mean) for line in self.lines if line.average]
         return {
             label
@@ -69,7 +69,7 @@ class Table:
 
 
 def tables_of(suite: Suite, out: Path, seeds: int, common: Changes, methods: Sequence[str] | None) -> list[Table]:
-    """All tables of a suite, from whatever results there are."""
+    """Return all tables of a suite from the finished runs."""
     tables = []
     for spec in suite.tables:
         rows = chosen_rows(spec, methods)
@@ -87,7 +87,7 @@ def _line(row: Row, table: TableSpec, out: Path, seeds: int, common: Changes) ->
         for choice in row.choices
     }
     seeds_of = {tuple(result["seed"] for result in results) for results in found.values()}
-    if len(seeds_of) > 1 or () in seeds_of:  # which choice is best is known only when all have the same seeds
+    if len(seeds_of) > 1 or () in seeds_of:  # choices can be compared only on the same seeds
         return Line(row.label, row.method, takes_part=True, paper=row.paper)
     choice = max(found, key=lambda name: _validation(found[name]).mean)
     label = f"{row.label}: {choice}" if choice else row.label
@@ -117,7 +117,7 @@ def _summed_up(label: str, row: Row, results: list[dict[str, Any]]) -> Line:
 
 
 def _compared(lines: Sequence[Line]) -> list[Line]:
-    """The lines with their differences to the first one."""
+    """Return the rows with their differences to the first one."""
     first = lines[0]
     compared = []
     for line in lines:
@@ -141,5 +141,5 @@ def _metrics(entries: Sequence[dict[str, Any]]) -> Metrics:
 
 
 def _validation(results: Sequence[dict[str, Any]]) -> Summary:
-    """ACC on pooled validation data, averaged over the nodes."""
+    """Return ACC on pooled validation data, averaged over nodes."""
     return Summary(tuple(fmean(node["validation"] for node in result["nodes"]) for result in results))

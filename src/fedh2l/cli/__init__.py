@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line interface."""
 
 from fedh2l.cli.app import main
 

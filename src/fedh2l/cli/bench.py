@@ -1,4 +1,4 @@
-"""`fedh2l bench`: compare methods over seeds, and print the tables."""
+"""`fedh2l bench`: compare methods over several seeds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedh2l import plugins
 from fedh2l.bench.cells import Cell, all_cells, units
 from fedh2l.bench.image_suites import image_suite
 from fedh2l.bench.output import Report
@@ -19,61 +20,68 @@ from fedh2l.bench.suite import Suite
 from fedh2l.bench.suites import SUITES
 from fedh2l.bench.tables import tables_of
 from fedh2l.cli.console import err, notice
-from fedh2l.cli.run import SetOption
+from fedh2l.cli.run import AllowOption, SetOption
 from fedh2l.engines.choice import ray_module
 from fedh2l.errors import ConfigError, did_you_mean
+from fedh2l.extras import needs
 from fedh2l.methods.registry import find_method
+from fedh2l.rundir import RunDirectory
 from fedh2l.settings import RaySettings, available_cores, resolve_device
 
 OUT_OF_TIME = 75
-"""The exit code of a bench that stopped at its time limit: run it again to go on."""
+"""Exit code of a bench that reached its time limit."""
 
 
 def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help=f"One of: {', '.join(SUITES)}.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds 0, 1, …")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10_000,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for each setting: 0, 1, …")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds per run.")] = 10_000,
     methods: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these methods; also package.module:Class.")
+        str | None, typer.Option(metavar="A,B", help="Only these methods. Own methods as package.module:Class.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores, of images one.")
+        int | None, typer.Option(min=1, help="Parallel runs. By default one per core, and one for images or on a GPU.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and tables go.")] = Path("bench"),
-    device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Where to compute.")] = "auto",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for runs and tables.")] = Path("bench"),
+    device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Device for training.")] = "auto",
     engine: Annotated[
-        str, typer.Option(metavar="auto|ray", help="ray: spread the runs over a Ray cluster, one process each.")
+        str, typer.Option(metavar="auto|ray", help="With ray, the runs are spread over a Ray cluster.")
     ] = "auto",
     models: Annotated[
         str | None,
         typer.Option(
             metavar="heterogeneous|homogeneous|FILE",
-            help="Of benchmarks on images: the paper's models, ResNet18 everywhere, or the nodes of a TOML file.",
+            help="Models of image suites: the paper's, ResNet18 on all nodes, or the nodes of a TOML file.",
         ),
     ] = None,
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep the models of each run.")] = False,
     time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="Stop cleanly after this long; run again to go on.")
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Stop after this time. The same command continues.")
     ] = None,
     changes: SetOption = None,
+    allow: AllowOption = None,
 ) -> None:
-    """Compare methods over seeds: a grid of runs and the tables of it. What is done already is not done again."""
+    """Compare methods over several seeds and print tables. Finished runs are not repeated."""
     wanted = _suite(suite, models, changes or ())
+    needs("bench", "scipy", *(["matplotlib"] if wanted.frontier else []))  # now, not after hours of training
     named = [name.strip() for name in methods.split(",")] if methods else None
+    plugins.allow_named(named or ())
     for name in named or ():
         find_method(name)
     common = (f"run.rounds={rounds}", *(changes or ()))
     cells = all_cells(wanted, seeds, common, named)
     if engine not in ("auto", "ray"):
-        raise ConfigError(f"--engine {engine}: a bench runs here (auto) or on a Ray cluster (ray); the engine of each "
-                          f"run is set by --set run.engine={engine}")  # fmt: skip
+        raise ConfigError(f"--engine {engine}: use auto for this machine, or ray for a Ray cluster. To set the "
+                          f"engine of each run, use --set run.engine={engine}")  # fmt: skip
     place = str(resolve_device(device)) if engine == "auto" else device
-    configs = [cell.config("cpu") for cell in cells]  # whatever is wrong is found before anything runs
+    configs = [cell.config("cpu") for cell in cells]  # errors are raised before anything runs
     rules = {config.run.selection_rule for config in configs}
     data = {config.data.note for config in configs} - {""}
     todo = [cell for cell in cells if cell.result(out) is None]
+    for cell in [cell for cell in cells if cell not in todo][:1]:  # the others have the same data and models
+        RunDirectory(cell.path(out)).check(cell.config("cpu").federation().fingerprint)
     if todo:
-        todo[0].config("cpu").federation()  # reads images once, for all
+        todo[0].config("cpu").federation()  # reads images once for all runs
     err.print(f"{len(cells)} runs of {rounds} rounds, {len(cells) - len(todo)} of them done already.")
     if todo:
         crowd = (
@@ -100,7 +108,7 @@ def bench(
 
 
 class Crowd(NamedTuple):
-    """Who runs the cells."""
+    """Workers, with their device and number."""
 
     workers: Workers
     device: str
@@ -149,10 +157,11 @@ def _run(todo: Sequence[Cell], rounds: int, crowd: Crowd, seconds: float | None)
 
 def _end(outcome: Outcome, left: int) -> None:
     for cell, problem in outcome.failed.items():
-        notice(f"{cell.method}, seed {cell.seed}, {' '.join(cell.changes)}: {problem}")
+        first, *rest = problem.splitlines() or [""]
+        notice(f"{cell.method}, seed {cell.seed}, {' '.join(cell.changes)}: {first}", *(f"  {line}" for line in rest))
     if outcome.stopped:
         why = "Stopped" if outcome.interrupted else "Out of time"
-        notice(f"{why}; {left} runs are left and the running ones are saved. The same command goes on with them.")
+        notice(f"{why}; {left} runs remain and running ones are saved. The same command continues them.")
         raise typer.Exit(130 if outcome.interrupted else OUT_OF_TIME)
     if outcome.failed:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Logs of a process that runs for days: a line for each event, for people or for programs."""
+"""Logs of a long-running process: one line per event, as text or JSON."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from fedh2l.cli.console import PlainLines, printable
+
 KNOWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""What every record has; the rest is what the event itself brings."""
+"""Attributes of every log record. Others belong to the event."""
 
 
 class LogFormat(StrEnum):
-    """How a line is written."""
+    """Format of a line."""
 
     TEXT = "text"
     JSON = "json"
 
 
-class _Lines(logging.Formatter):
-    """Time, level, text; as a JSON object, also what the event is about: a peer, a round."""
+class _Lines(PlainLines):
+    """Formats time, level and text. JSON also has the attributes of the event, such as peer and round."""
 
     def __init__(self, how: LogFormat, node: str) -> None:
         super().__init__()
@@ -28,7 +30,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage())  # others may forge lines
+        text = printable(record.getMessage())
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         if self._how is LogFormat.TEXT:
@@ -39,7 +41,7 @@ class _Lines(logging.Formatter):
 
 
 def use_format(how: LogFormat, node: str) -> None:
-    """From now on all logs go to standard error as whole lines."""
+    """Send all logs to standard error, one line per event."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(how, node))
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""`fedh2l peer` and `fedh2l rehearse`: real federations."""
+"""`fedh2l peer` and `fedh2l rehearse`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import Annotated
 import typer
 
 from fedh2l.cli.console import err, notice, print_json
-from fedh2l.cli.extras import needs
 from fedh2l.cli.logs import LogFormat, use_format
-from fedh2l.cli.run import SetOption
+from fedh2l.cli.run import AllowOption, SetOption
 from fedh2l.config import load_config
+from fedh2l.extras import PEER, needs
 from fedh2l.reporting.tables import result_table, traffic
 from fedh2l.rundir import CONFIG, RunDirectory
 from fedh2l.signals import on_interrupt
 
 log = logging.getLogger("fedh2l.peer")
 
-MODULES = ("cryptography", "grpc", "google.protobuf", "grpc_health", "prometheus_client")
-
 
 def peer(
-    path: Annotated[Path, typer.Argument(metavar="PEER.toml")] = Path("peer.toml"),
-    log_format: Annotated[LogFormat, typer.Option(help="How the log is written.")] = LogFormat.TEXT,
+    path: Annotated[Path, typer.Argument(metavar="PEER.toml", help="Configuration of the peer.")] = Path("peer.toml"),
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log.")] = LogFormat.TEXT,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without certificates, among peers on this machine alone.")
+        bool, typer.Option("--insecure", help="Run without certificates, with peers on this machine only.")
     ] = False,
+    allow: AllowOption = None,
 ) -> None:
-    """Run this organisation's peer: train its node, exchange posteriors with the others, until the last round."""
-    needs("peer", *MODULES)
+    """Run this organisation's peer until the last round."""
+    needs("peer", *PEER)
     from fedh2l.peer.peer import Peer
     from fedh2l.peer.quiet import Quiet
     from fedh2l.peer.settings import load_peer
@@ -39,9 +38,12 @@ def peer(
     use_format(log_format, config.name)
     log.addFilter(Quiet())
     if insecure:
-        log.warning("no certificates are used: whoever is on this machine can take part, as anybody")
+        log.warning("running without certificates: any process on this machine can take part under any name")
     elif config.identity is not None and config.identity.ends_soon:
         log.warning("the certificate ends on %s: renew it", f"{config.identity.about.until:%Y-%m-%d}")
+    charter = config.terms.all[0].charter
+    if charter.shares and config.name in charter.without_share:
+        log.warning("the seed does not come from a share of this member; if it did not join later, others chose it")
     out = config.path(config.settings.out)
     directory = RunDirectory.open(out) if (out / CONFIG).exists() else RunDirectory.claim(out, config.text)
     asked: list[bool] = []
@@ -54,15 +56,21 @@ def peer(
 
 
 def rehearse(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Without one: the default.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="What everything random follows from.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG.toml]", help="Configuration file. By default four LeNets on Rotated MNIST."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     changes: SetOption = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; a new folder in runs/.")] = None,
+    allow: AllowOption = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory of the run. By default a new one in runs/.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
 ) -> None:
-    """Try a real federation on this machine: a process, a certificate and a socket for every node."""
-    needs("peer", *MODULES)
+    """Rehearse a deployment on this machine: one process, certificate and socket per node."""
+    needs("peer", *PEER)
     from fedh2l.peer.rehearsal import Rehearsal
     from fedh2l.toml import to_toml
 

@@ -1,4 +1,4 @@
-"""`fedh2l pki`: the certificates of a federation."""
+"""`fedh2l pki`: certificates of a federation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fedh2l.cli.console import err, notice
-from fedh2l.cli.extras import needs
+from fedh2l.cli.console import err, notice, say
 from fedh2l.errors import ConfigError
+from fedh2l.extras import needs
+from fedh2l.peer.charter import grouped, pin_digest
+from fedh2l.roster import check_name
 
-app = typer.Typer(no_args_is_help=True, help="Certificates: found a federation, request, sign, renew, revoke.")
+app = typer.Typer(no_args_is_help=True, help="Create an authority; request, sign, renew and revoke certificates.")
 
-Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The authority's folder.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the authority.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 @app.callback()
@@ -25,11 +27,11 @@ def _needs() -> None:
 
 @app.command()
 def init(
-    federation: Annotated[str, typer.Option(help="The name of the federation.")],
+    federation: Annotated[str, typer.Option(help="Name of the federation.")],
     folder: Folder = Path("authority"),
-    days: Annotated[int, typer.Option(help="How long the authority lasts.")] = 3650,
+    days: Annotated[int, typer.Option(help="Days until the authority expires.")] = 3650,
 ) -> None:
-    """Found a federation: make its certificate authority."""
+    """Create the certificate authority of a federation."""
     from fedh2l.peer import authority
 
     made = authority.Authority.found(folder, federation, days)
@@ -42,48 +44,68 @@ def init(
 
 @app.command()
 def request(
-    name: Annotated[str, typer.Option(help="The node's name in the federation.")],
-    host: Annotated[list[str], typer.Option(help="A host name or address of this peer; may be repeated.")],
-    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where key and request go.")] = Path("keys"),
+    name: Annotated[str, typer.Option(help="Name of the node.")],
+    host: Annotated[list[str], typer.Option(help="Host name or address of this peer. Repeatable.")],
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder for the key and the request.")] = Path(
+        "keys"
+    ),
 ) -> None:
-    """Make this node's key, which stays here, and a request for a certificate. With a key already there: renew."""
+    """Create a key and a certificate request. An existing key is used again, to renew its certificate."""
     from fedh2l.peer import certificates
 
     path, new = certificates.request(folder, name, host)
     pin = certificates.About.of(certificates.read_request(path)).pin
     key = folder / certificates.NODE_KEY
     err.print(f"{'Made' if new else 'Used'} the key {key}; it stays here.", soft_wrap=True)
-    err.print(f"Send {path} to the founder, and tell them by another way: {pin}", soft_wrap=True)
+    spoken = grouped(pin_digest(pin))
+    err.print(f"Send {path} to the founder, and read them this fingerprint by telephone: {spoken}", soft_wrap=True)
 
 
 @app.command()
 def sign(
-    requests: Annotated[list[Path], typer.Argument(metavar="NODE.csr…")],
+    requests: Annotated[list[Path], typer.Argument(metavar="NODE.csr…", help="Certificate requests.")],
     folder: Folder = Path("authority"),
-    days: Annotated[int, typer.Option(help="How long certificates last.")] = 365,
+    days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 365,
     yes: Yes = False,
 ) -> None:
-    """Sign requests, after looking at whose they are; certificates are written beside them."""
+    """Sign requests after you confirm each fingerprint. Certificates are written beside the requests."""
     from fedh2l.peer import authority, certificates
 
     made = authority.Authority(folder)
     read = [(path, certificates.read_request(path)) for path in requests]
     for path, asked in read:
         about = certificates.About.of(asked)
+        check_name(about.name)
+        spoken = grouped(pin_digest(about.pin))
         err.print(f"{path}: node '{about.name}' at {', '.join(about.hosts)}, key {about.pin}", soft_wrap=True)
-        _confirm(f"Is this the key that '{about.name}' told you?", yes)
+        _confirm(f"The fingerprint of the key is {spoken}. Is this what '{about.name}' read to you?", yes)
         target = path.with_suffix(".pem")
+        _check_target(target, about.name)
         certificates.write(target, certificates.pem(made.sign(asked, days)))
         err.print(f"Wrote {target}; send it back to '{about.name}'.", soft_wrap=True)
 
 
+def _check_target(target: Path, name: str) -> None:
+    """Refuse to replace anything but an earlier certificate of the same node: others choose how requests are called."""
+    from fedh2l.peer import certificates
+
+    try:
+        same = not target.exists() or certificates.About.of(certificates.read_certificate(target)).name == name
+    except certificates.PKIError:
+        same = False
+    if not same:
+        raise ConfigError(f"'{target}' is there and is no certificate of '{name}'; rename the request first")
+
+
 @app.command()
 def revoke(
-    who: Annotated[str, typer.Argument(metavar="NAME|SERIAL")],
+    who: Annotated[
+        str, typer.Argument(metavar="NAME|SERIAL", help="Name of a node, or serial number of a certificate.")
+    ],
     folder: Folder = Path("authority"),
     yes: Yes = False,
 ) -> None:
-    """Take back certificates of a node; every peer that has the new list refuses them from then on."""
+    """Revoke the certificates of a node. Peers with the new list refuse them."""
     from fedh2l.peer import authority
 
     made = authority.Authority(folder)
@@ -95,7 +117,7 @@ def revoke(
 
 @app.command("list")
 def list_issued(folder: Folder = Path("authority")) -> None:
-    """What the authority has signed."""
+    """List the certificates that the authority has signed."""
     from fedh2l.peer import authority, certificates
 
     made = authority.Authority(folder)
@@ -111,8 +133,8 @@ def list_issued(folder: Folder = Path("authority")) -> None:
 
 
 @app.command()
-def show(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
-    """What a certificate or request says; the key line is what a roster pins."""
+def show(path: Annotated[Path, typer.Argument(metavar="FILE", help="Certificate or request.")]) -> None:
+    """Show a certificate or request. The key line is the pin for a roster."""
     from fedh2l.peer import certificates
 
     subject: Any
@@ -121,9 +143,10 @@ def show(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
     except certificates.PKIError:
         subject = certificates.read_request(path)
     about = certificates.About.of(subject)
-    typer.echo(f"name: {about.name}\nhosts: {', '.join(about.hosts) or '-'}\nkey: {about.pin}")
+    say(f"name: {about.name}", f"hosts: {', '.join(about.hosts) or '-'}", f"key: {about.pin}")
+    say(f"fingerprint: {grouped(pin_digest(about.pin))}")
     if about.until is not None:
-        typer.echo(f"serial: {about.serial:x}\nuntil: {about.until:%Y-%m-%d %H:%M} UTC")
+        say(f"serial: {about.serial:x}", f"until: {about.until:%Y-%m-%d %H:%M} UTC")
 
 
 def _confirm(question: str, yes: bool) -> None:

@@ -1,4 +1,4 @@
-"""`fedh2l roster`: the agreement of a federation."""
+"""`fedh2l roster`: members and agreed settings of a federation."""
 
 from __future__ import annotations
 
@@ -9,33 +9,68 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedh2l.cli.console import err, notice
-from fedh2l.cli.extras import needs
+from fedh2l.cli.console import err, notice, say
+from fedh2l.cli.run import AllowOption
 from fedh2l.errors import ConfigError, did_you_mean
+from fedh2l.extras import needs
 from fedh2l.methods.registry import find_method, make_method
 from fedh2l.peer.bundle import Bundle
-from fedh2l.peer.charter import Agreement, Charter, Member, Timing, check_versions, differences
+from fedh2l.peer.charter import (
+    Agreement,
+    Charter,
+    Member,
+    Timing,
+    check_versions,
+    differences,
+    grouped,
+    pin_digest,
+)
+from fedh2l.peer.shares import commitment_to, read_share, seed_of
+from fedh2l.peer.views import AS_THEY_ARE, SharedViews
+from fedh2l.plugins import allow_named
+from fedh2l.views import SETS, Kind
 
-app = typer.Typer(no_args_is_help=True, help="The roster: who takes part, and what all have agreed on.")
+app = typer.Typer(no_args_is_help=True, help="The roster: the members and the settings that they agree on.")
 
-SeedSet = Annotated[Path, typer.Option("--seedset", metavar="FILE", help="The federation's seed set.")]
+SeedSet = Annotated[Path, typer.Option("--seedset", metavar="FILE", help="Seed set of the federation.")]
 
 
 @app.command()
 def init(
-    members: Annotated[list[str], typer.Argument(metavar="CERTIFICATE@HOST:PORT…", help="Each member, in order.")],
-    rounds: Annotated[int, typer.Option(help="How many rounds.")],
+    members: Annotated[list[str], typer.Argument(metavar="CERTIFICATE@HOST:PORT…", help="Members, in order.")],
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")],
     seedset: SeedSet = Path("seedset.safetensors"),
-    method: Annotated[str, typer.Option(help="The method.")] = "fedh2l",
-    seed: Annotated[int, typer.Option(help="What everything public that is random follows from.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("roster.toml"),
+    method: Annotated[str, typer.Option(help="Method.")] = "fedh2l",
+    share: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="NAME.share", help="Share of the seed from one member. Repeatable, one per member."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed. Only if the members committed to no shares.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(SETS),
+            help="Kind of images, which sets [views]. By default any, if the method augments images.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("roster.toml"),
 ) -> None:
-    """Write a roster from the members' certificates and the seed set; look it over, then give it to everybody."""
+    """Write a roster from the certificates of all members and the seed set."""
     needs("peer", "cryptography")
+    allow_named([method])
     bundle = Bundle.load(seedset)
-    agreement = Agreement(federation=bundle.federation, seed=seed, rounds=rounds, seedset=bundle.digest)
-    advice = find_method(method).advice("method", bundle.labelled)
-    charter = Charter(agreement, make_method({"name": method, **advice}), Timing(), _members(members))
+    shares = _shares(share or (), bundle, seed)
+    chosen = find_method(method)
+    agreement = Agreement(
+        federation=bundle.federation,
+        seed=seed_of(shares) if shares else seed or 0,
+        rounds=rounds,
+        seedset=bundle.digest,
+        ema_decay=chosen.advice("run", bundle.labelled).get("ema_decay", 0.0),
+    )
+    made = make_method({"name": method, **chosen.advice("method", bundle.labelled)})
+    views = _views(bundle, kind, chosen.advice("data", bundle.labelled).get("augment", "none") == "all")
+    charter = Charter(agreement, made, Timing(), _members(members), views, shares)
     charter.check_bundle(bundle)
     _write(charter, out)
     err.print(f"Wrote {out}. Look it over, then give it to every member.", soft_wrap=True)
@@ -43,17 +78,20 @@ def init(
 
 @app.command()
 def amend(
-    from_round: Annotated[int, typer.Option(help="The first round in which the new version holds.")],
-    path: Annotated[Path, typer.Argument(metavar="ROSTER", help="The version that holds now.")] = Path("roster.toml"),
+    from_round: Annotated[int, typer.Option(help="First round of the new version.")],
+    path: Annotated[Path, typer.Argument(metavar="ROSTER", help="Current version.")] = Path("roster.toml"),
     add: Annotated[
-        list[str] | None, typer.Option(metavar="CERTIFICATE@HOST:PORT", help="Who joins; may be repeated.")
+        list[str] | None, typer.Option(metavar="CERTIFICATE@HOST:PORT", help="Member that joins. Repeatable.")
     ] = None,
-    remove: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Who leaves; may be repeated.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds, if not as many as before.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Member that leaves. Repeatable.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds. By default as before.")] = None,
     seedset: SeedSet = Path("seedset.safetensors"),
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it; roster-2.toml, …")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write. By default roster-2.toml and so on.")
+    ] = None,
+    allow: AllowOption = None,
 ) -> None:
-    """Write the next version of a roster: who joins, who leaves, and from which round on."""
+    """Write the next version of a roster, with members that join or leave from a given round on."""
     needs("peer", "cryptography")
     before, bundle = Charter.load(path), Bundle.load(seedset)
     version = before.agreement.version + 1
@@ -66,7 +104,8 @@ def amend(
     stay = [member for member in before.members if member.name not in (remove or ())]
     new = {"version": version, "from_round": from_round, "rounds": rounds or before.agreement.rounds}
     agreement = Agreement.read({**before.agreement.model_dump(), **new, "seedset": bundle.digest}, "roster")
-    after = Charter(agreement, before.method, before.timing, (*stay, *_members(add or ())), before.views)
+    members = (*stay, *_members(add or ()))
+    after = Charter(agreement, before.method, before.timing, members, before.views, before.shares)
     after.check_bundle(bundle)
     check_versions([before, after])
     _write(after, out)
@@ -78,6 +117,38 @@ def amend(
     )
 
 
+def _views(bundle: Bundle, kind: str | None, wanted: bool) -> SharedViews:
+    """Return the augmentation for all members: the given kind, or `any` if the method augments images."""
+    chosen: Kind | None = next((known for known in SETS if known == kind), None)
+    if kind is not None and chosen is None:
+        raise ConfigError(f"--kind {kind}: it is {', '.join(SETS)}.{did_you_mean(kind, SETS)}")
+    views = SharedViews.suited_to(bundle, chosen or "any")
+    if chosen and views == AS_THEY_ARE:
+        raise ConfigError(f"--kind {kind}: the seed set holds no images that can be augmented")
+    return views if chosen or wanted else AS_THEY_ARE
+
+
+def _shares(files: Sequence[Path], bundle: Bundle, seed: int | None) -> dict[str, str]:
+    """Return the share of each member, found by the commitments in the seed set."""
+    owners = {commitment: name for name, commitment in bundle.commitments.items()}
+    if not owners and files:
+        raise ConfigError("the seed set has no commitments to shares of the seed; leave out --share, or make it anew")
+    if owners and seed is not None:
+        raise ConfigError("--seed: the members committed to shares of the seed; give them with --share")
+    found = {}
+    for path in files:
+        share = read_share(path)
+        if commitment_to(share) not in owners:
+            raise ConfigError(f"the share in '{path}' matches no member's commitment in the seed set")
+        found[owners[commitment_to(share)]] = share
+    missing = sorted(set(owners.values()) - set(found))
+    if missing:
+        raise ConfigError(f"--share: the shares of {', '.join(missing)} are missing")
+    if not owners:
+        notice("The members committed to no shares of the seed, so you choose it. They should know that.")
+    return found
+
+
 def _members(given: Sequence[str]) -> tuple[Member, ...]:
     from fedh2l.peer.certificates import About, read_certificate
 
@@ -85,7 +156,7 @@ def _members(given: Sequence[str]) -> tuple[Member, ...]:
     for place, member in enumerate(given):
         path, _, address = member.rpartition("@")
         if not path:
-            raise ConfigError(f"'{member}': a member is given as CERTIFICATE@HOST:PORT")
+            raise ConfigError(f"'{member}': write a member as CERTIFICATE@HOST:PORT")
         about = About.of(read_certificate(Path(path)))
         found.append(Member.read({"name": about.name, "address": address, "pin": about.pin}, f"members.{place}"))
     return tuple(found)
@@ -102,24 +173,32 @@ def _write(charter: Charter, out: Path) -> None:
 
 @app.command()
 def check(
-    path: Annotated[Path, typer.Argument(metavar="ROSTER")] = Path("roster.toml"),
+    path: Annotated[Path, typer.Argument(metavar="ROSTER", help="Roster to check.")] = Path("roster.toml"),
     seedset: SeedSet = Path("seedset.safetensors"),
-    other: Annotated[
-        Path | None, typer.Option("--with", metavar="ROSTER", help="Another one to compare it to.")
-    ] = None,
+    other: Annotated[Path | None, typer.Option("--with", metavar="ROSTER", help="Roster to compare with.")] = None,
+    allow: AllowOption = None,
 ) -> None:
-    """Check a roster and its seed set; its digest must be the same everywhere."""
+    """Check a roster and its seed set, and print the digest. All members must have the same digest."""
     charter, bundle = Charter.load(path), Bundle.load(seedset)
     charter.check_bundle(bundle)
     agreement = charter.agreement
     table = Table(title=f"'{agreement.federation}', version {agreement.version}: {charter.method.title}, "
                   f"{agreement.rounds:,} rounds")  # fmt: skip
-    for column in ("member", "address", "key"):
+    for column in ("member", "address", "key", "fingerprint of the key"):
         table.add_column(column, overflow="fold")
     for member in charter.members:
-        table.add_row(member.name, member.address, member.pin)
+        table.add_row(member.name, member.address, member.pin, grouped(pin_digest(member.pin)))
     err.print(table)
-    typer.echo(f"digest: {charter.roster(bundle.classes).digest.hex()}")
+    if not charter.shares:
+        notice("The author of this roster chose the seed. It does not come from shares of all members.")
+    elif charter.without_share:
+        notice(
+            f"The seed does not come from shares of {', '.join(charter.without_share)}. If they were members in round "
+            "1, the founder chose the seed. Refuse this roster then."
+        )
+    digest = charter.roster(bundle.classes).digest.hex()
+    say(f"digest: {digest}")
+    err.print(f"To compare it by telephone: {grouped(digest)}. All members should read the same.", soft_wrap=True)
     if other is not None:
         found = differences(charter.canonical(bundle.classes), Charter.load(other).canonical(bundle.classes))
         for text in found:

@@ -1,93 +1,148 @@
-"""`fedh2l seedset`: the public data that all members of a federation hold."""
+"""`fedh2l seedset`: the public data of a federation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedh2l.cli.console import err
+from fedh2l.cli.console import err, say
+from fedh2l.config import parse_value
+from fedh2l.domain import Samples
 from fedh2l.errors import ConfigError
 from fedh2l.peer.bundle import Bundle, Part, merge
-from fedh2l.peer.public import from_folder, from_list, from_table, image_schema, table_schema
+from fedh2l.peer.public import from_folder, from_list, from_table, image_schema
+from fedh2l.peer.records import in_words
+from fedh2l.peer.shares import commitment_to, draw_share
 
-app = typer.Typer(no_args_is_help=True, help="Public data: give a part, merge all parts, verify the whole.")
+app = typer.Typer(no_args_is_help=True, help="The seed set: prepare a part, merge all parts, verify the result.")
+
+
+Columns = Annotated[str | None, typer.Option(help="Numeric columns in the agreed order: age,pulse.")]
+Categories = Annotated[str | None, typer.Option(help="Categorical columns in the agreed order: sex,ward.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set another key of a table dataset, for example header. Repeatable."
+    ),
+]
 
 
 @app.command()
 def part(
-    name: Annotated[str, typer.Option(help="The node that gives this part.")],
-    classes: Annotated[str, typer.Option(help="Names of all classes, in the agreed order: a,b,c.")],
-    folder: Annotated[Path | None, typer.Option(help="Images, in one folder a class if they have labels.")] = None,
-    listed: Annotated[Path | None, typer.Option("--list", help="A CSV file of images: path,label.")] = None,
-    table: Annotated[Path | None, typer.Option(help="A CSV file of numbers.")] = None,
+    name: Annotated[str, typer.Option(help="Member that contributes this part.")],
+    classes: Annotated[str, typer.Option(help="Names of all classes in the agreed order: a,b,c.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of images, with one folder per class if they have labels.")
+    ] = None,
+    listed: Annotated[
+        Path | None, typer.Option("--list", help="CSV file of images with the columns path and label.")
+    ] = None,
+    table: Annotated[Path | None, typer.Option(help="CSV or Parquet file of records.")] = None,
     image: Annotated[
         str | None,
-        typer.Option(metavar="MODE:WIDTHxHEIGHT", help="How images are read: L:28x28, or RGB:224x224:imagenet."),
+        typer.Option(
+            metavar="MODE:WIDTHxHEIGHT",
+            help="Mode and size of images, such as L:28x28. For models trained on ImageNet, RGB:224x224:imagenet.",
+        ),
     ] = None,
-    columns: Annotated[str | None, typer.Option(help="Columns of the table, in the agreed order: x,y.")] = None,
-    label: Annotated[str, typer.Option(help="The table's column with the class.")] = "label",
-    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Nobody knows what the samples are.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it; NAME.part.safetensors.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="These samples are public: do not ask.")] = False,
+    columns: Columns = None,
+    categories: Categories = None,
+    label: Annotated[str, typer.Option(help="Label column of the table.")] = "label",
+    units: Annotated[str | None, typer.Option(help="Units of columns: age=years,pulse=1/min.")] = None,
+    changes: Changes = None,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="The samples have no labels.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write. By default NAME.part.safetensors.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Confirm that the samples are public, without a question.")
+    ] = False,
 ) -> None:
-    """Give a part of the seed set: samples that you say are public."""
+    """Prepare a member's part of the seed set from public samples."""
+    names = tuple(_split(classes))
     if sum(source is not None for source in (folder, listed, table)) != 1:
         raise ConfigError("name one source of public samples: --folder, --list or --table")
-    names = tuple(name.strip() for name in classes.split(","))
     if table is not None:
-        if columns is None or image is not None:
-            raise ConfigError("--table needs --columns, and no --image")
-        schema = table_schema([column.strip() for column in columns.split(",")])
-        source, samples = table, from_table(table, None if unlabelled else label, names, schema)
+        if (columns is None and categories is None) or image is not None:
+            raise ConfigError("--table needs --columns or --categories, and no --image")
+        keys = {"numeric": _split(columns), "categorical": _split(categories), "classes": list(names), "label": label}
+        keys |= dict(_change(text, parse_value) for text in changes or ())
+        schema, samples = from_table(table, keys, not unlabelled, dict(_change(text, str) for text in _split(units)))
     else:
-        if image is None or columns is not None:
-            raise ConfigError("images need --image, as --image L:28x28, and no --columns")
+        if image is None or any((columns, categories, units, changes)):
+            raise ConfigError("images need --image, as --image L:28x28, and no option of tables")
         schema = image_schema(image)
-        if folder is not None:
-            source, samples = folder, from_folder(folder, names, schema, not unlabelled)
-        else:
-            assert listed is not None
-            source, samples = listed, from_list(listed, names, schema, not unlabelled)
-    made = Part(name, names, schema, samples)
-    bundle = Bundle("", names, schema, {name: (0, len(samples))}, samples)
-    err.print(_table(f"{source}: {len(samples):,} samples", bundle))
+        read, source = (from_folder, folder) if folder is not None else (from_list, listed)
+        assert source is not None
+        samples = read(source, names, schema, not unlabelled)
+    _give(name, names, schema, samples, out or Path(f"{name}.part.safetensors"), yes)
+
+
+def _give(
+    name: str, classes: tuple[str, ...], schema: dict[str, Any], samples: Samples, target: Path, yes: bool
+) -> None:
+    """Show the samples of a part, ask whether they are public, and write it."""
+    made = Part(name, classes, schema, samples)
+    _show_samples(f"The part of '{name}'", Bundle("", classes, schema, {name: (0, len(samples))}, samples))
     question = f"Every member of the federation will hold these {len(samples):,} samples. Are they public?"
     if not yes and not typer.confirm(question, err=True):
         raise ConfigError("nothing was written")
-    target = out or Path(f"{name}.part.safetensors")
-    made.save(target)
+    share = Path(f"{name}.share")
+    replace(made, commitment=commitment_to(draw_share(share))).save(target)
     err.print(f"Wrote {target}; send it to the founder.", soft_wrap=True)
+    err.print(
+        f"Keep {share} to yourself until you hold the merged seed set; then send it to the founder, too.",
+        soft_wrap=True,
+    )
+
+
+def _split(text: str | None) -> list[str]:
+    return [each.strip() for each in text.split(",")] if text else []
+
+
+def _change(text: str, read: Callable[[str], Any]) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"'{text}': it should be KEY=VALUE")
+    return key.strip(), read(value.strip())
 
 
 @app.command("merge")
 def merge_parts(
-    parts: Annotated[list[Path], typer.Argument(metavar="PART…")],
-    federation: Annotated[str, typer.Option(help="The name of the federation.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("seedset.safetensors"),
+    parts: Annotated[list[Path], typer.Argument(metavar="PART…", help="Parts of all members.")],
+    federation: Annotated[str, typer.Option(help="Name of the federation.")],
+    like: Annotated[
+        Path | None, typer.Option(metavar="SEEDSET", help="Earlier seed set. Its scale of records is kept.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("seedset.safetensors"),
 ) -> None:
-    """Merge the parts of all members into the seed set, in the order given."""
-    bundle = merge(federation, [Part.load(path) for path in parts])
+    """Merge the parts of all members into the seed set, in the given order."""
+    bundle = merge(federation, [Part.load(path) for path in parts], Bundle.load(like).schema if like else None)
     bundle.save(out)
     _show(bundle)
     err.print(f"Wrote {out}; give it to every member.", soft_wrap=True)
 
 
 @app.command()
-def verify(path: Annotated[Path, typer.Argument(metavar="SEEDSET")]) -> None:
-    """Check that a seed set is whole, and show what is in it; its digest must be the same everywhere."""
+def verify(path: Annotated[Path, typer.Argument(metavar="SEEDSET", help="Seed set to verify.")]) -> None:
+    """Verify a seed set, and show its samples, schema and digest. All members must have the same digest."""
     _show(Bundle.load(path))
 
 
 def _show(bundle: Bundle) -> None:
-    err.print(_table(f"seed set of '{bundle.federation}'", bundle))
-    typer.echo(f"sha256: {bundle.digest}")
+    _show_samples(f"The seed set of '{bundle.federation}'", bundle)
+    err.print(f"An input: {in_words(bundle.schema)}", soft_wrap=True)
+    say(f"sha256: {bundle.digest}")
 
 
-def _table(title: str, bundle: Bundle) -> Table:
-    table = Table(title=title if bundle.labelled else f"{title}, without labels")
+def _show_samples(title: str, bundle: Bundle) -> None:
+    err.print(title if bundle.labelled else f"{title}, without labels", soft_wrap=True)
+    table = Table()
     table.add_column("node")
     for name in bundle.classes if bundle.labelled else ():
         table.add_column(name, justify="right")
@@ -95,4 +150,4 @@ def _table(title: str, bundle: Bundle) -> Table:
     for node, row in bundle.counts().items():
         each = [f"{count:,}" for count in row] if bundle.labelled else []
         table.add_row(node, *each, f"{sum(row):,}")
-    return table
+    err.print(table)

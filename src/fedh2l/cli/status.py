@@ -1,4 +1,4 @@
-"""`fedh2l status`: how a peer on this machine is."""
+"""`fedh2l status`: state of a peer on this machine."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from fedh2l.cli.console import err, notice, print_json
-from fedh2l.cli.extras import needs
-from fedh2l.cli.peer import MODULES
+from fedh2l.extras import PEER, needs
 from fedh2l.reporting.tables import human_bytes
 
 
 def status(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Its `peer.status`, as 127.0.0.1:7444.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON on standard output.")] = False,
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Status address of the peer, for example 127.0.0.1:7444.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON on standard output.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 5.0,
 ) -> None:
-    """Show how a peer is: its round, its accuracy, and who of the others is up, late or refused, and why."""
-    needs("peer", *MODULES)
+    """Show a peer's round, accuracy and the state of its connections."""
+    needs("peer", *PEER)
     from google.protobuf.json_format import MessageToDict
 
     from fedh2l.peer.status import ask
@@ -38,7 +38,6 @@ def status(
         f"{state.seconds:.0f} s of training",
         sep="\n",
         soft_wrap=True,
-        markup=False,
     )
     table = Table()
     for column in ("peer", "state", "round", "taken", "lost", "heard", "refused here", "sent", "why"):
@@ -48,7 +47,7 @@ def status(
         why += [f"{count} × {reason}" for reason, count in sorted(peer.refused.items())]
         counts = (peer.round, peer.sent, peer.dropped, peer.heard, sum(peer.refused.values()))
         cells = [peer.name, peer.state, *(f"{count:,}" for count in counts), human_bytes(peer.bytes), "; ".join(why)]
-        table.add_row(*map(Text, cells))  # others have a say in what stands there
+        table.add_row(*cells)
     err.print(table)
     for who, count in sorted(state.turned_away.items()):
         notice(f"{count:,} calls turned away: {who}")

@@ -1,1 +1,1 @@
-"""Other ways to compute on a CPU what PyTorch is slow at."""
+"""CPU replacements for operations that are slow in PyTorch."""

@@ -1,7 +1,7 @@
-"""Functions in C, compiled for this processor and the shapes at hand when they are first called.
+"""Compilation of C functions for this processor and for given shapes, at their first call.
 
-That takes a C compiler, as `torch.compile` does; without one, PyTorch does the work. What was compiled is kept in the
-user's cache, which nobody else may write to, for the same source, compiler and processor.
+This needs a C compiler, like `torch.compile`. Without one, PyTorch does the work. Compiled functions are stored in the
+user's cache, which other users cannot write to. The key is the source, the compiler and the processor.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from torch import Tensor
 log = logging.getLogger("fedh2l")
 
 COMPILER = "FEDH2L_CC"
-"""Environment variable: the C compiler; empty: none, so that PyTorch does everything."""
+"""Environment variable: the C compiler. If empty, PyTorch does everything."""
 OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 PATIENCE = 60
-"""Seconds that a compiler is given."""
+"""Time limit of the compiler in seconds."""
 
 
 def library(file: str, **constants: int) -> ctypes.CDLL | None:
-    """The functions of a file, compiled with `constants`; they run without Python's lock. None: they cannot be had."""
+    """Return the functions of a file, compiled with `constants`, or None. They run without Python's global lock."""
     return _library(file, tuple(constants.items()))
 
 
 def call(function: Callable[..., Any], *values: Tensor | float | None) -> None:
-    """Calls a function in C with addresses of tensors, which live until it has returned, `long`, `double` and null."""
+    """Call a C function with addresses of tensors, `long`, `double` and null. The tensors live until it returns."""
     function(*(_passed(value) for value in values))
 
 
@@ -66,12 +66,12 @@ def _library(file: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL |
             kept = _kept(path)
             if kept is None:
                 _compile([*command, *OPTIONS, *definitions], source, path)
-            return kept or ctypes.CDLL(str(path))  # it stays in memory when its file is gone
+            return kept or ctypes.CDLL(str(path))  # it stays in memory after its file is deleted
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         log.warning(
-            "%s cannot be compiled here, so PyTorch does its work, more slowly and to rounding: %s (%s= in the "
-            "environment says that there is no compiler)", file, (said.strip().splitlines() or ["?"])[0], COMPILER,
+            "%s cannot be compiled here, so PyTorch replaces it. This is slower, and results differ by rounding: %s "
+            "(to compile nothing, set %s= in the environment)", file, (said.strip().splitlines() or ["?"])[0], COMPILER,
         )  # fmt: skip
         if isinstance(error, subprocess.TimeoutExpired):
             _hangs.append(True)
@@ -79,11 +79,11 @@ def _library(file: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL |
 
 
 _hangs: list[bool] = []
-"""Whether the compiler was waited for in vain; once is enough."""
+"""Not empty after the compiler has timed out. It is not called again."""
 
 
 def _kept(path: Path) -> ctypes.CDLL | None:
-    """What was compiled before, if it is there, ours alone, and whole."""
+    """Load a compiled file. Return None if it is missing, damaged, or writable by others."""
     try:
         return ctypes.CDLL(str(path)) if _is_ours(path) else None
     except OSError:
@@ -91,7 +91,7 @@ def _kept(path: Path) -> ctypes.CDLL | None:
 
 
 def _compile(command: list[str], source: str, path: Path) -> None:
-    """Leaves a whole file or none, however many threads and processes do this at once."""
+    """Compile to a complete file or to none. Threads and processes may do this at the same time."""
     handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
     try:
@@ -106,12 +106,13 @@ def _compile(command: list[str], source: str, path: Path) -> None:
 
 def _run(command: list[str], given: str = "") -> str:
     options: Any = {"encoding": "utf-8", "errors": "replace", "capture_output": True, "timeout": PATIENCE}
-    return str(subprocess.run(command, input=given, check=True, **options).stdout)
+    done = subprocess.run(command, input=given, check=True, **options)  # noqa: S603 - the compiler that the user names
+    return str(done.stdout)
 
 
 @cache
 def _found() -> tuple[list[str], str] | None:
-    """How the compiler is called, and which one it is."""
+    """Return the compiler's command and version."""
     try:
         command = shlex.split(os.environ.get(COMPILER, "cc"))
         if not command or shutil.which(command[0]) is None:
@@ -127,7 +128,7 @@ def _compiler() -> tuple[list[str], str] | None:
 
 @cache
 def _processor() -> str:
-    """What code for this processor may need: a home directory can be that of several machines."""
+    """Return the properties of the processor that compiled code needs. Several machines may share a home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -138,7 +139,7 @@ def _processor() -> str:
 
 @cache
 def _cache() -> Path | None:
-    """Where compiled functions are kept; None: nowhere that is ours alone."""
+    """Return the folder of compiled functions, or None if others can write to it."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         base = base if base.is_absolute() else Path.home() / ".cache"
@@ -147,14 +148,14 @@ def _cache() -> Path | None:
         folder = folder.resolve()
         if _is_ours(folder) and os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError):  # there may be no home
+    except (OSError, RuntimeError):  # no home directory
         return None
-    log.warning("'%s' is not kept for what is compiled, since others can write there", folder)
+    log.warning("'%s' is not used for compiled code, because others can write to it", folder)
     return None
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether there is something that nobody else can have written: it is going to be run."""
+    """Return whether only this user can have written the file. It will be executed."""
     try:
         about = path.stat(follow_symlinks=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""A small convolution, its pooling and ReLU as one function, in machine code (`convolution.c`)."""
+"""Small convolution, pooling and ReLU as one compiled function (`convolution.c`)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fedh2l.models.pooled import pooled_convolution
 T = TypeVar("T")
 
 FEWEST = 16
-"""Images that are worth a thread."""
+"""Smallest number of images per thread."""
 MEMORY = 1 << 20
-"""Bytes on a thread's stack that a function may take, about."""
+"""Approximate limit for the stack memory of a function, in bytes."""
 
 
 class Shape(NamedTuple):
-    """Of images `(channels, height, width)` and square filters, in the names of `convolution.c`."""
+    """Shape of images `(channels, height, width)` and square filters, named as in `convolution.c`."""
 
     C: int
     H: int
@@ -36,12 +36,12 @@ class Shape(NamedTuple):
 
     @property
     def pooled(self) -> tuple[int, int]:
-        """Height and width of what is left."""
+        """Return height and width after pooling."""
         return (self.H + 2 * self.P - self.K + 1) // 2, (self.W + 2 * self.P - self.K + 1) // 2
 
     @property
     def suits(self) -> bool:
-        """Whether there is something left, and few enough channels that libraries have nothing to gain."""
+        """Return whether the output is not empty and the channels are few. Libraries are faster for many channels."""
         image = self.C * (self.H + 2 * self.P) * (self.W + 2 * self.P)
         filters = 3 * self.O * (self.K + 2) * ((self.K + 1) * self.C + 16)
         small = self.C <= 32 and self.O <= 64 and 4 * (10 * image + filters) <= MEMORY
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> bool:
-    """Whether `PooledConvolution` is for these; the first time, it is compiled."""
+    """Return whether `PooledConvolution` supports these tensors. The first call compiles it."""
     square = weight.shape[1:] == (x.shape[1], weight.shape[3], weight.shape[3]) if x.dim() == 4 else False
     fits = square and x.numel() > 0 and (bias is None or bias.shape == weight.shape[:1])
     plain = fits and all(has_floats(each) for each in (x, weight, bias) if each is not None)
@@ -67,11 +67,11 @@ def _functions(shape: Shape) -> CDLL | None:
 
 
 class PooledConvolution(torch.autograd.Function):
-    """`pooled_convolution`, of images `(n, channels, height, width)`."""
+    """`pooled_convolution` of images `(n, channels, height, width)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-        """Channels come last in memory, here and in what is returned."""
+        """Compute with channels last in memory, for inputs and outputs."""
         images, filters, shape = _laid_out(x), weight.contiguous(), _shape(x, weight, padding)
         start = None if bias is None else bias.contiguous()
         said = _laid_out(x.new_empty(len(x), *shape.pooled, shape.O).permute(0, 3, 1, 2))
@@ -88,7 +88,7 @@ class PooledConvolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        """By PyTorch where the gradient's own gradient may be asked for."""
+        """Compute gradients. PyTorch computes them if second derivatives may be needed."""
         x, weight, bias, where = ctx.saved_tensors
         shape, wanted = ctx.shape, ctx.needs_input_grad
         if torch.is_grad_enabled():
@@ -121,7 +121,7 @@ def _differentiable(
 
 
 def _laid_out(images: Tensor) -> Tensor:
-    """With channels last in memory."""
+    """Return the images with channels last in memory."""
     return images.contiguous(memory_format=torch.channels_last)
 
 
@@ -132,7 +132,7 @@ def _library(shape: Shape) -> CDLL:
 
 
 def _in_parts(rows: int, action: Callable[[slice], T]) -> list[T]:
-    """What the action gives for each part of some rows; there are as many as an operation may have threads."""
+    """Apply the action to each part of the rows. The number of parts is at most PyTorch's number of threads."""
     parts = max(1, min(torch.get_num_threads(), rows // FEWEST))
     slices = [slice(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
     return [action(slices[0])] if parts == 1 else list(_pool(os.getpid()).map(action, slices))
@@ -140,5 +140,5 @@ def _in_parts(rows: int, action: Callable[[slice], T]) -> list[T]:
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads of this process; one that was split off from it has none of them."""
+    """Return the threads of a process. A forked process needs new ones."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fedh2l-part")

@@ -1,12 +1,12 @@
-"""Layers that PyTorch is slow at on a CPU, done otherwise.
+"""Faster CPU versions of layers that are slow in PyTorch.
 
-A small convolution that is pooled next is one function in machine code, where there is a compiler: five times as fast,
-and the same but for the order of sums.
+With a C compiler, a small convolution and its pooling are one compiled function. It is five times as fast. Its results
+differ only in the order of sums.
 
-Where there is none, `max_pool2d` still looks at one pixel at a time unless channels come last. Taking the maximum of
-whole rows instead is ten times as fast, with the same result bit for bit. A convolution of grey images has little to do
-at a time, with one channel; if it is pooled next, it is done by quarters of the image, with four, and pixels that are
-compared then lie in four blocks.
+Without a compiler, two other methods are used. `max_pool2d` compares single pixels unless channels are last in memory.
+Taking the maximum of whole rows is ten times as fast and gives identical bits. A convolution of grey images has one
+channel, which is slow. If it is pooled next, it is computed on the four quarters of the image as four channels. The
+pixels to compare are then in four blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def max_pooling(input: Tensor, *arguments: Any, **options: Any) -> Any:
 
 
 def convolution_and_pooling(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """`pooled_convolution`, in machine code if it can be."""
+    """Apply `pooled_convolution`, compiled if possible."""
     if can_convolve(x, weight, bias, padding):
         result: Tensor = PooledConvolution.apply(x, weight, bias, padding)
         return result
@@ -40,7 +40,7 @@ def convolution_and_pooling(x: Tensor, weight: Tensor, bias: Tensor | None, padd
 
 
 def by_quarters(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """`pooled_convolution`, in PyTorch's functions."""
+    """Apply `pooled_convolution` with PyTorch's functions."""
     if not _has_quarters(x, weight, padding):
         return F.relu(max_pooling(torch.conv2d(x, weight, bias, padding=padding), 2))
     outputs, side = len(weight), weight.shape[3]
@@ -58,7 +58,7 @@ ON_CPU: Table = {F.max_pool2d: max_pooling, pooled_convolution: convolution_and_
 
 
 def _has_quarters(x: Tensor, weight: Tensor, padding: int) -> bool:
-    """Whether these are grey images, with sides and a kernel that are halved in the same way everywhere."""
+    """Return whether these are grey images of even padded size, and the kernel is square and odd."""
     tall, wide = weight.shape[2:]
     even = x.dim() == 4 and all((side + 2 * padding) % 2 == 0 for side in x.shape[2:])
     return x.is_cpu and even and weight.shape[1] == 1 and tall == wide and tall % 2 == 1 and x.numel() > 0
@@ -66,9 +66,9 @@ def _has_quarters(x: Tensor, weight: Tensor, padding: int) -> bool:
 
 @cache
 def _taps(side: int, dtype: torch.dtype) -> Tensor:
-    """Where a kernel's weights go in that of the quarters, `(side², 4 · 4 · half²)`.
+    """Return the matrix that maps a kernel's weights to the kernel on quarters, `(side², 4 · 4 · half²)`.
 
-    Pixel 2i + a of the result has pixels 2i + a + u of the image: i + (a + u) // 2 of its quarter (a + u) % 2.
+    Pixel 2i + a of the result uses pixels 2i + a + u of the image: i + (a + u) // 2 of its quarter (a + u) % 2.
     """
     half = side // 2 + 1
     taps = torch.zeros(side, side, 2, 2, 2, 2, half, half, dtype=dtype)
@@ -78,11 +78,11 @@ def _taps(side: int, dtype: torch.dtype) -> Tensor:
 
 
 class LargestOfFour(torch.autograd.Function):
-    """Of `(n, 4, …)`, which are finite; if several are, the first counts."""
+    """Maximum over dimension 1 of finite `(n, 4, …)`. On ties, the first gets the gradient."""
 
     @staticmethod
     def forward(ctx: Any, four: Tensor) -> Tensor:
-        """In pairs."""
+        """Compare in pairs."""
         a, b, c, d = four.unbind(1)
         largest = torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
         ctx.save_for_backward(four, largest)
@@ -90,9 +90,9 @@ class LargestOfFour(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> Tensor:
-        """What one is given is not there for the next.
+        """Give each gradient to the first of the largest values.
 
-        A CPU compares numbers far more slowly than it takes differences, and passes on what a ReLU would.
+        `threshold_backward` is the gradient of ReLU. On a CPU, it and a difference are much faster than comparisons.
         """
         four, largest = ctx.saved_tensors
         parts = []
@@ -112,7 +112,7 @@ def _halves(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> bool:
-    """Whether windows are 2 × 2, side by side, and cover all of a plain batch of images."""
+    """Return whether this is 2 × 2 pooling without overlap that covers a plain batch of images."""
     if kernel_size not in TWO or (stride is not None and stride not in TWO) or padding not in ZERO:
         return False
     plain = input.dim() == 4 and input.is_contiguous() and input.is_floating_point() and input.is_cpu
@@ -124,11 +124,11 @@ ZERO, ONE, TWO = ((n, (n, n), [n, n]) for n in (0, 1, 2))
 
 
 class HalvingPool(torch.autograd.Function):
-    """The largest of each 2 × 2 pixels of `(n, channels, height, width)`."""
+    """2 × 2 max pooling of `(n, channels, height, width)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Rows first, which lie together in memory."""
+        """Compare rows first, since they are contiguous in memory."""
         squares = _squares(x)
         rows = torch.maximum(squares[:, :, :, 0], squares[:, :, :, 1])
         largest = torch.maximum(rows[..., 0], rows[..., 1])
@@ -137,7 +137,7 @@ class HalvingPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> Tensor:
-        """To the first pixel, row by row, that is the largest: which one it was is found out only here."""
+        """Give the gradient to the first largest pixel, row by row. Its place is computed only here."""
         x, largest = ctx.saved_tensors
         squares, width = _squares(x), x.shape[3]
         first = squares[:, :, :, 0, :, 0] == largest
@@ -145,7 +145,7 @@ class HalvingPool(torch.autograd.Function):
         third = squares[:, :, :, 1, :, 0] == largest
         below = ~(first | second)
         right = (second > first) | (below > third)
-        small = torch.uint8 if width < 255 else torch.int32  # a product of few bits is quick
+        small = torch.uint8 if width < 255 else torch.int32  # a product of small integers is fast
         places = (below.to(small) * width + right).long() + _corners(x.shape[2], width)
         result: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             above, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
@@ -154,12 +154,12 @@ class HalvingPool(torch.autograd.Function):
 
 
 def _squares(x: Tensor) -> Tensor:
-    """`(n, channels, height / 2, 2, width / 2, 2)`."""
+    """View images as `(n, channels, height / 2, 2, width / 2, 2)`."""
     count, channels, height, width = x.shape
     return x.view(count, channels, height // 2, 2, width // 2, 2)
 
 
 @cache
 def _corners(height: int, width: int) -> Tensor:
-    """The place of the first pixel of each square."""
+    """Return the index of the first pixel of each square."""
     return torch.arange(0, height, 2).unsqueeze(1) * width + torch.arange(0, width, 2)

@@ -1,4 +1,4 @@
-"""A step of the optimiser in one pass through a model, instead of ten (`adam.c`)."""
+"""An optimiser step in one pass over the parameters instead of ten (`adam.c`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fedh2l.optimizers import BETA1, BETA2, EPSILON, OptimizerSettings, State
 
 
 def can_step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State) -> bool:
-    """Whether there is a function for this update rule and these parameters, gradients and state `(parameters,)`."""
+    """Return whether the function supports this update rule and these vectors `(parameters,)`."""
     kept = [value for name, value in state.items() if name != "steps"]
     known = settings.name in ("adam", "amsgrad") and can_take(parameters, gradient, *kept)
     return known and all(each.is_contiguous() for each in (parameters, *kept)) and library("adam.c") is not None
 
 
 def step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
-    """As `OptimizerSettings.step`."""
+    """Take the same step as `OptimizerSettings.step`."""
     functions = library("adam.c")
     assert functions is not None
     state["steps"] += 1

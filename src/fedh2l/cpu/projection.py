@@ -1,4 +1,4 @@
-"""What the projection computes of two gradients, in one pass through them and with no copy in float64."""
+"""The projection of gradients in one pass, without a copy in float64 (`projection.c`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TINY = torch.finfo(torch.float64).tiny
 
 
 def can_project(a: Tensor, b: Tensor) -> bool:
-    """Whether there are functions for these gradients `(parameters,)`."""
+    """Return whether the functions support these gradients `(parameters,)`."""
     return can_take(a, b) and library("projection.c") is not None
 
 
 def related(a: Tensor, b: Tensor) -> list[Tensor]:
-    """⟨a, b⟩, ⟨a, a⟩, ⟨b, b⟩, whether the first is below 0, and the angle in degrees, `()` each, in float64."""
+    """Return ⟨a, b⟩, ⟨a, a⟩, ⟨b, b⟩, whether ⟨a, b⟩ < 0, and the angle in degrees, `()` each, in float64."""
     functions = library("projection.c")
     assert functions is not None
     results = a.new_empty(5, dtype=torch.float64)
@@ -26,7 +26,7 @@ def related(a: Tensor, b: Tensor) -> list[Tensor]:
 
 
 def moved(a: Tensor, b: Tensor, inner: Tensor, square: Tensor) -> Tensor:
-    """`a + v · b`, with v = max(0, −inner / square), in float64."""
+    """Return `a + v · b`, with v = max(0, −inner / square), in float64."""
     functions = library("projection.c")
     assert functions is not None
     result = torch.empty_like(a)

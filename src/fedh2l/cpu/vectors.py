@@ -1,4 +1,4 @@
-"""Which tensors functions in C can be given."""
+"""Checks of tensors for C functions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 LARGEST = 1 << 17
-"""Numbers of a vector beyond which PyTorch's threads are quicker than one pass in one of them."""
+"""Longest vector. PyTorch's threads are faster than one thread on longer ones."""
 
 
 def can_take(vector: Tensor, *others: Tensor) -> bool:
-    """Whether they are plain vectors `(parameters,)` that one thread is quickest with, and nobody derives by them."""
+    """Return whether these are plain vectors `(parameters,)` without gradients and short enough for one thread."""
     alike = vector.dim() == 1 and all(each.shape == vector.shape for each in others)
     if not alike or not (len(vector) <= LARGEST or torch.get_num_threads() == 1):
         return False
@@ -19,6 +19,6 @@ def can_take(vector: Tensor, *others: Tensor) -> bool:
 
 
 def has_floats(tensor: Tensor) -> bool:
-    """Whether it is float32 in this machine's memory: not a name for numbers elsewhere, as `torch.func` makes them."""
+    """Return whether this is a plain float32 tensor in CPU memory. Wrapped tensors of `torch.func` are not."""
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu and tensor.dtype == torch.float32
     return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -1,1 +1,1 @@
-"""Kernels for a GPU, for what libraries are slow at: small layers of many networks, and vectors as long as a model."""
+"""GPU kernels for small layers of many networks and for vectors as long as a model. Libraries are slow at these."""

@@ -1,6 +1,6 @@
-"""Kernels in CUDA's language, compiled for the shapes at hand while a run starts.
+"""Compilation of CUDA kernels for given shapes at the start of a run.
 
-`cuda.bindings` comes with PyTorch for CUDA on Linux and needs neither a compiler nor CUDA's toolkit.
+It uses `cuda.bindings`, which PyTorch for CUDA on Linux installs. A compiler or the CUDA toolkit is not needed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 log = logging.getLogger("fedh2l")
 
 STATIC = 48 * 1024
-"""Bytes of shared memory that a block has without asking."""
+"""Shared memory of a block in bytes, without opting in to more."""
 C_TYPES = {int: ctypes.c_longlong, float: ctypes.c_double}
 TYPES = {torch.float32: "float", torch.float64: "double"}
 THREADS = 256
-"""Of a block, in kernels that go through vectors."""
+"""Threads per block in kernels on vectors."""
 BLOCKS = 2048
-"""That go through one vector at most: they keep a GPU busy, and each goes on where the last one of them ended."""
+"""Largest number of blocks per vector. It keeps a GPU busy. Each block strides over the vector."""
 
 
 class Kernel:
-    """A compiled kernel, to be called with tensors, integers (`long long`) and floats (`double`)."""
+    """A compiled kernel. Its arguments are tensors, integers (`long long`) and floats (`double`)."""
 
     def __init__(self, binary: bytes, name: str, shared: int) -> None:
         from cuda.bindings import driver
@@ -44,7 +44,7 @@ class Kernel:
             checked(driver.cuFuncSetAttribute(self._function, most, shared))
 
     def __call__(self, grid: Sequence[int], threads: int, *arguments: Tensor | float | None) -> None:
-        """Adds it to the current stream; `None` is a null pointer."""
+        """Launch it on the current stream. `None` is a null pointer."""
         _enter_context()
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
         types = tuple(C_TYPES.get(type(a), ctypes.c_void_p) for a in arguments)
@@ -55,7 +55,7 @@ class Kernel:
 
 
 def _enter_context() -> None:
-    """Makes PyTorch's context current: threads of its own, as those of backward passes, may have none yet."""
+    """Make PyTorch's context current. Threads of backward passes may not have one yet."""
     from cuda.bindings import driver
 
     if not int(checked(driver.cuCtxGetCurrent())):
@@ -64,7 +64,7 @@ def _enter_context() -> None:
 
 
 def checked(answer: tuple[Any, ...]) -> Any:
-    """What CUDA returned beside its status."""
+    """Return CUDA's result. Raise an error if its status is not success."""
     status, *rest = answer
     if int(status) != 0:
         raise RuntimeError(f"CUDA: {status!r}")
@@ -72,36 +72,36 @@ def checked(answer: tuple[Any, ...]) -> Any:
 
 
 def rows_of(vectors: Tensor) -> tuple[int, int, int]:
-    """Of vectors `(…, size)`: how many blocks go through each, how many vectors there are, and how long they are."""
+    """Return for vectors `(…, size)`: blocks per vector, number of vectors, and size."""
     size = vectors.shape[-1]
     return max(1, min(BLOCKS, ceil(size / THREADS))), vectors.numel() // max(size, 1), size
 
 
 def can_take(vectors: Tensor, others: Tensor) -> bool:
-    """Whether kernels can go through two tensors side by side."""
+    """Return whether kernels support these two tensors together."""
     alike = vectors.shape == others.shape and vectors.dtype == others.dtype and vectors.device == others.device
     return alike and vectors.is_cuda and vectors.dtype in TYPES and available(vectors.device)
 
 
 @cache
 def available(device: torch.device) -> bool:
-    """Whether kernels can be compiled for a GPU; one is, to see."""
+    """Return whether kernels can be compiled for a GPU. One is compiled as a test."""
     try:
         with torch.cuda.device(device):
             kernel("adam.cu", "adam", torch.float32, {})
     except (ImportError, OSError, RuntimeError) as error:
-        log.info("without CUDA kernels of its own: %s", str(error).strip().splitlines()[0])
+        log.info("fedh2l runs without its CUDA kernels: %s", str(error).strip().splitlines()[0])
         return False
     return True
 
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 _binaries: dict[tuple[Any, ...], bytes] = {}
-"""What files were compiled to; a file may hold several kernels."""
+"""Compiled files. A file may have several kernels."""
 
 
 def kernel(file: str, name: str, dtype: torch.dtype, constants: Mapping[str, int], shared: int = 0) -> Kernel:
-    """The kernel `name` of a file for the current device; of `constants`, what begins with # is only defined."""
+    """Return the kernel `name` of a file for the current device. Constants that start with # are only defined."""
     compiled = (torch.cuda.current_device(), file, dtype, *constants.items())
     key = (name, *compiled)
     if key not in _kernels:

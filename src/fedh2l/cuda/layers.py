@@ -1,8 +1,8 @@
-"""Convolution and pooling of many small networks at once, by kernels of this project.
+"""Convolution and pooling of many small networks at once.
 
-Libraries are made for large layers of one network. For a stack of small ones they copy windows of the input many times
-its size, or run network after network; here a block holds a few images and a network's filters in shared memory.
-Inputs are `(nets, rows, channels, height, width)`.
+Libraries are made for large layers of one network. On a stack of small networks, they copy each input window, which
+takes many times the input's memory, or they run one network after another. Here a block keeps a few images and one
+network's filters in shared memory. Inputs are `(nets, rows, channels, height, width)`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fedh2l.cuda.compiler import TYPES, Kernel, available, kernel
 
 POOL_THREADS = 256
 ACCUMULATORS = 80
-"""Sums that a thread keeps in registers at most."""
+"""Most sums that a thread keeps in registers."""
 TILE = 42
-"""Outputs of a thread at most; more of them leave room for too few threads."""
+"""Most outputs per thread. With more, there are too few threads."""
 THREADS = 320
-"""Of a block with several samples at most: many small blocks are quicker than few large ones."""
+"""Most threads in a block with several samples. Many small blocks are faster than few large ones."""
 RESIDENT = 224 * 1024
-"""Bytes of shared memory that the blocks on one multiprocessor share."""
+"""Shared memory of a multiprocessor in bytes, for all its blocks."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a convolution with stride 1, in the names of `convolution.cu`."""
+    """Shape of a convolution with stride 1, named as in `convolution.cu`."""
 
     C: int
     H: int
@@ -44,21 +44,21 @@ class Shape:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the output."""
+        """Return height and width of the output."""
         return self.H + 2 * self.PH - self.KH + 1, self.W + 2 * self.PW - self.KW + 1
 
     def constants(self) -> dict[str, int]:
-        """All of them, for the compiler."""
+        """Return all constants for the compiler."""
         return asdict(self) | dict(zip(("HO", "WO"), self.size, strict=True))
 
     def backward(self) -> Shape:
-        """Of the convolution that gives the gradient for the input."""
+        """Return the shape of the convolution that computes the gradient for the input."""
         return Shape(self.O, *self.size, self.C, self.KH, self.KW, self.KH - 1 - self.PH, self.KW - 1 - self.PW)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How `correlate` is cut up: pixels and filters a thread, samples and threads a block, channels at a time."""
+    """Tiling of `correlate`: pixels and filters per thread, samples and threads per block, channels per step."""
 
     PX: int
     OT: int
@@ -66,7 +66,7 @@ class Tiles:
     T: int
     CC: int
     shared: int
-    """Bytes of shared memory."""
+    """Shared memory in bytes."""
 
 
 def _tilings(shape: Shape, rows: int, item: int, limit: int) -> Iterator[Tiles]:
@@ -79,7 +79,7 @@ def _tilings(shape: Shape, rows: int, item: int, limit: int) -> Iterator[Tiles]:
         for per_thread in (1, 2, 3, 4, 5, 7, 8):
             for samples in range(1, min(rows, 8) + 1):
                 threads = ceil(samples * pixels / per_thread / 32) * 32
-                channel = item * (shape.KH * shape.KW * ceil(filters / 4) * 4 + samples * plane)  # bytes of each
+                channel = item * (shape.KH * shape.KW * ceil(filters / 4) * 4 + samples * plane)  # bytes per channel
                 if channel > limit or threads > (THREADS if samples > 1 else 1024):
                     continue
                 if per_thread * filters * item // 4 <= TILE:
@@ -89,25 +89,25 @@ def _tilings(shape: Shape, rows: int, item: int, limit: int) -> Iterator[Tiles]:
 
 
 def _cost(shape: Shape, tiles: Tiles, nets: int, rows: int, processors: int) -> float:
-    """Cycles, roughly: a multiprocessor starts four instructions at a time, one of them to shared memory.
+    """Estimate the cycles. A multiprocessor issues four instructions per cycle, one of them to shared memory.
 
-    Few blocks take as long as one of them does; many, as long as the busiest unit. Factors are fitted to an H200.
+    Few blocks take as long as one block. Many blocks take as long as the busiest unit. Factors are fitted to an H200.
     """
     taps = shape.C * shape.KH * shape.KW
     loads, products = tiles.PX + ceil(tiles.OT / 4), tiles.PX * tiles.OT
     blocks = nets * ceil(rows / tiles.S) * ceil(shape.O / tiles.OT)
     warps = tiles.T // 32
-    filled = tiles.shared / 4 / tiles.T * ceil(shape.C / tiles.CC)  # numbers that each thread brings to shared memory
+    filled = tiles.shared / 4 / tiles.T * ceil(shape.C / tiles.CC)  # values that each thread copies to shared memory
     alone = 2.5 * taps * (loads + products) + 100 * filled + 3000
     resident = warps * min(RESIDENT // tiles.shared, 64 // warps)
-    waiting = sqrt(max(1.0, 24 / resident))  # too few warps to have one that is ready at any time
+    waiting = sqrt(max(1.0, 24 / resident))  # with few warps, there are cycles without a ready warp
     busy = warps * (taps * max(loads, (loads + products) / 4) + 5 * filled) * waiting
     return max(alone, 1.6 * busy * blocks / processors)
 
 
 @cache
 def plan(shape: Shape, nets: int, rows: int, item: int, processors: int, limit: int) -> Tiles | None:
-    """The quickest way to run `correlate`, if there is one."""
+    """Return the fastest tiling of `correlate`, or None."""
     if min(shape.PH, shape.PW) < 0 or min(shape.size) < 1:
         return None
     found = list(_tilings(shape, rows, item, limit))
@@ -116,7 +116,7 @@ def plan(shape: Shape, nets: int, rows: int, item: int, processors: int, limit: 
 
 @dataclass(frozen=True)
 class Split:
-    """How `weights` is cut up: filters a thread, parts of the rows, threads, shared memory in bytes."""
+    """Tiling of `weights`: filters per thread, parts of the rows, threads, shared memory in bytes."""
 
     OT: int
     PARTS: int
@@ -126,7 +126,7 @@ class Split:
 
 @cache
 def plan_weights(shape: Shape, item: int, limit: int) -> Split | None:
-    """How to run `weights`, if it can be."""
+    """Return a tiling of `weights`, or None."""
     height, width = shape.size
     slots = shape.C * shape.KH + 1
     for groups in range(ceil(shape.O / 8), 0, -1):
@@ -145,14 +145,14 @@ def plan_weights(shape: Shape, item: int, limit: int) -> Split | None:
 
 
 def _device(tensor: Tensor) -> tuple[int, int]:
-    """Multiprocessors, and the most shared memory that a block may ask for."""
+    """Return the number of multiprocessors and the largest shared memory of a block."""
     properties = torch.cuda.get_device_properties(tensor.device)
     most: int = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
     return properties.multi_processor_count, min(most, 96 * 1024)
 
 
 def can_convolve(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
-    """Whether kernels exist for one network's input `(rows, channels, height, width)` and its weights."""
+    """Return whether kernels support one network's input `(rows, channels, height, width)` and its weights."""
     if not (x.is_cuda and x.dtype in TYPES and weight.dtype == x.dtype and available(x.device)):
         return False
     shape, item = _shape(x, weight, padding), x.element_size()
@@ -169,7 +169,7 @@ def _shape(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Shape:
 
 
 def correlate(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, flipped: bool) -> Tensor:
-    """Sums of products of windows with filters; with the filters of the convolution that this is the gradient of."""
+    """Correlate windows with filters. With `flipped`, use the filters of the convolution whose gradient this is."""
     x, step = _dense(x)
     nets, rows = x.shape[:2]
     tiles = plan(shape, nets, rows, x.element_size(), *_device(x))
@@ -184,7 +184,7 @@ def correlate(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, flip
 
 
 def weight_gradient(shape: Shape, x: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients for weights `(nets, filters · channels · height · width)` and bias `(nets, filters)`."""
+    """Return the gradients for weights `(nets, filters · channels · height · width)` and bias `(nets, filters)`."""
     x, step = _dense(x)
     nets, rows = x.shape[:2]
     processors, limit = _device(x)
@@ -201,7 +201,7 @@ def weight_gradient(shape: Shape, x: Tensor, above: Tensor) -> tuple[Tensor, Ten
 
 
 def _dense(x: Tensor) -> tuple[Tensor, int]:
-    """A tensor whose samples lie one after the other, and how far apart nets are: 0 where they share their inputs."""
+    """Return a tensor with contiguous samples, and the stride between nets: 0 if they share their inputs."""
     if x.stride(0) == 0 and x[0].is_contiguous():
         return x, 0
     x = x.contiguous()
@@ -209,11 +209,11 @@ def _dense(x: Tensor) -> tuple[Tensor, int]:
 
 
 class Convolution(torch.autograd.Function):
-    """Of many networks, each with its own weights and bias."""
+    """Convolution of many networks, each with its own weights and bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
-        """`x` is `(nets, rows, …)`, `weight` `(nets, filters, …)`, `bias` `(nets, filters)`."""
+        """Take `x` `(nets, rows, …)`, `weight` `(nets, filters, …)` and `bias` `(nets, filters)`."""
         weight = weight.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.shape = _shape(x, weight, padding)
@@ -222,7 +222,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Only what is asked for."""
+        """Compute only the gradients that are needed."""
         x, weight = ctx.saved_tensors
         above = above.contiguous()
         for_x = for_weight = for_bias = None
@@ -235,11 +235,11 @@ class Convolution(torch.autograd.Function):
 
 
 class Pooling(torch.autograd.Function):
-    """The largest of each square of `k` × `k` pixels; squares do not overlap."""
+    """Maximum of each square of `k` × `k` pixels, without overlap."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: int) -> Tensor:
-        """`x` is `(…, height, width)`."""
+        """Take `x` `(…, height, width)`."""
         x = x.contiguous()
         height, width = x.shape[-2:]
         ctx.k, ctx.size = k, x.shape
@@ -252,7 +252,7 @@ class Pooling(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None]:
-        """To the pixel that was largest."""
+        """Give the gradient to the largest pixel."""
         (where,) = ctx.saved_tensors
         out = above.new_empty(ctx.size)
         run = Pooling._kernel("unpool", out, ctx.k)
@@ -266,48 +266,48 @@ class Pooling(torch.autograd.Function):
 
 
 class OneConvolution(torch.autograd.Function):
-    """What one of many networks under `vmap` sees of `Convolution`."""
+    """`Convolution` for one of many networks under `vmap`."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
-        """Of a single network, for which there are better ways."""
+        """Raise an error: a single network is computed in other ways."""
         raise NotImplementedError("only under vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing: gradients are taken outside `vmap`."""
+        """Save nothing: gradients are computed outside `vmap`."""
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Any:
-        """All networks at once."""
+        """Compute all networks at once."""
         x, weight = _leading(info, x, dims[0]), _leading(info, weight, dims[1])
         bias = None if bias is None else _leading(info, bias, dims[2])
         return Convolution.apply(x, weight, bias, padding), 0
 
 
 class OnePooling(torch.autograd.Function):
-    """What one of many networks under `vmap` sees of `Pooling`."""
+    """`Pooling` for one of many networks under `vmap`."""
 
     @staticmethod
     def forward(x: Tensor, k: int) -> Tensor:
-        """Of a single network, for which there are better ways."""
+        """Raise an error: a single network is computed in other ways."""
         raise NotImplementedError("only under vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing: gradients are taken outside `vmap`."""
+        """Save nothing: gradients are computed outside `vmap`."""
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], x: Tensor, k: int) -> Any:
-        """All networks at once."""
+        """Compute all networks at once."""
         return Pooling.apply(_leading(info, x, dims[0]), k), 0
 
 
 def _leading(info: Any, tensor: Tensor, dim: int | None) -> Tensor:
-    """With the dimension of networks first; shared by all where they have the same."""
+    """Return the tensor with the dimension of networks first. Networks with equal values share them."""
     return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
 def can_pool(x: Tensor) -> bool:
-    """Whether kernels exist for images of this kind."""
+    """Return whether kernels support these images."""
     return x.is_cuda and x.dtype in TYPES and available(x.device)

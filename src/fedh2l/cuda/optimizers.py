@@ -1,4 +1,4 @@
-"""A step of the optimiser for one network or all networks of a stack, in one kernel instead of twenty."""
+"""An optimiser step for one network, or all networks of a stack, in one kernel instead of twenty."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedh2l.optimizers import BETA1, BETA2, EPSILON, OptimizerSettings, State
 
 
 def can_step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State) -> bool:
-    """Whether there is a kernel for this update rule and these parameters and gradients `(…, parameters)`."""
+    """Return whether a kernel supports this update rule and these parameters and gradients `(…, parameters)`."""
     return settings.name in ("adam", "amsgrad") and can_take(parameters, gradient)
 
 
 def step(settings: OptimizerSettings, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
-    """As `OptimizerSettings.step`."""
+    """Take the same step as `OptimizerSettings.step`."""
     blocks, nets, size = rows_of(parameters)
     state["steps"] += 1
     tensors = (parameters, gradient.contiguous(), state["mean"], state["square"], state.get("largest"), state["steps"])

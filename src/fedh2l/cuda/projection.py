@@ -1,4 +1,4 @@
-"""What the projection computes of two gradients, in one pass through them and with no copy in float64."""
+"""The projection of gradients in one pass, without a copy in float64 (`projection.cu`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TINY = torch.finfo(torch.float64).tiny
 
 
 def can_project(a: Tensor, b: Tensor) -> bool:
-    """Whether there are kernels for these gradients `(…, parameters)`."""
+    """Return whether kernels support these gradients `(…, parameters)`."""
     return can_take(a, b)
 
 
 def related(a: Tensor, b: Tensor) -> list[Tensor]:
-    """⟨a, b⟩, ⟨a, a⟩, ⟨b, b⟩, whether the first is below 0, and the angle in degrees, `(…)` each, in float64."""
+    """Return ⟨a, b⟩, ⟨a, a⟩, ⟨b, b⟩, whether ⟨a, b⟩ < 0, and the angle in degrees, `(…)` each, in float64."""
     blocks, nets, size = rows_of(a)
     sums = torch.empty(nets, blocks, 3, dtype=torch.float64, device=a.device)
     with torch.cuda.device(a.device):
@@ -29,7 +29,7 @@ def related(a: Tensor, b: Tensor) -> list[Tensor]:
 
 
 def moved(a: Tensor, b: Tensor, inner: Tensor, square: Tensor) -> Tensor:
-    """`a + v · b`, with v = max(0, −inner / square) of each row, in float64."""
+    """Return `a + v · b`, with v = max(0, −inner / square) per row, in float64."""
     blocks, nets, size = rows_of(a)
     result = torch.empty_like(a, memory_format=torch.contiguous_format)
     with torch.cuda.device(a.device):

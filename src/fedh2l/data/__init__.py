@@ -1,1 +1,1 @@
-"""Datasets: one file each, found by name."""
+"""Datasets. Each has one file and is found by its name."""

@@ -1,4 +1,4 @@
-"""Folders of images: `<root>/<domain>/<class>/<file>`, the layout of most multi-domain benchmarks."""
+"""Image folders: `<root>/<domain>/<class>/<file>`, the layout of most multi-domain benchmarks."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedh2l.augmentation import Augment, Augmentation
-from fedh2l.data.base import Dataset
+from fedh2l.data.base import Dataset, WholeDomain, model_for
 from fedh2l.data.image_cache import decoded
 from fedh2l.data.images import SUFFIXES, Fit
 from fedh2l.data.splits import Shares, stratified_split
-from fedh2l.domain import SPLITS, Domain, Samples
+from fedh2l.domain import REMEDIES, SPLITS, Domain, Samples
 from fedh2l.errors import DataError, did_you_mean
 from fedh2l.pixels import Pixels
+from fedh2l.views import Bend, Crop, Erase, Flip, ImageKind, Jitter, Mix, Shift, Zoom, values_for
 
 log = logging.getLogger("fedh2l")
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Split = Mapping[str, Sequence[int]]
-"""For each of private, public, validation and test, the places of its images in a domain."""
+"""For each of private, public, validation and test, the indices of its images in a domain."""
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-"""What models that were trained on ImageNet expect of colours."""
+"""Colour scale of models that were trained on ImageNet."""
 
 
 @dataclass(frozen=True)
@@ -41,48 +44,61 @@ class Labelled:
 
 
 class ImageFolder(Dataset):
-    """Images of your own: a folder for each domain, in it one for each class."""
+    """Your own images: one folder per domain, with one folder per class in it."""
 
     name: ClassVar[str] = "image-folder"
     DOMAINS: ClassVar[tuple[str, ...]] = ()
-    """The folders of the domains, where they are known."""
+    """Folders of the domains, if the dataset has fixed ones."""
     CLASSES: ClassVar[tuple[str, ...]] = ()
 
-    root: str = Field(description="folder that has one folder for each domain, and these one for each class")
-    folders: list[str] = Field([], description="the folders of the domains, in order; all that are there if not given")
+    root: str = Field(description="Folder with one folder per domain, each with one folder per class.")
+    folders: list[str] = Field([], description="Folders of the domains, in order. By default all.")
     classes: list[str] = Field(
-        [], description="the classes, in order; all that are there if not given, which all domains must have"
+        [], description="Classes, in order. By default all, and then every domain must have the same ones."
     )
-    size: int = Field(224, ge=8, le=4096, description="width and height that images are brought to, in pixels")
-    fit: Fit = Field("crop", description="crop: what stands out of a square is cut off; stretch: it is pressed in")
-    colour: bool = Field(True, description="whether images have three colours or are grey")
+    size: int = Field(224, ge=8, le=4096, description="Width and height of the images in pixels.")
+    fit: Fit = Field(
+        "crop", description="With crop, images are cut to a square. With stretch, they are distorted to one."
+    )
+    colour: bool = Field(True, description="Whether images are colour or grey.")
     normalise: Literal["imagenet", "none"] = Field(
-        "imagenet", description="imagenet: colours as networks trained on ImageNet expect; none: values 0 to 1"
+        "imagenet",
+        description="With imagenet, colours are scaled as models trained on ImageNet expect. With none, values "
+        "are 0 to 1.",
     )
     augment: Augment = Field(
         "none",
-        description="train on other views of images (resized crop, mirror image, changed colours): local, in local "
-        "steps; public, in FedH2L's mutual steps, with the same views of public images for everybody; all, in both",
+        description="With local, local batches are augmented. With public, the public batches of FedH2L's mutual "
+        "steps are. With all, both are. All nodes see the same augmentation of a public image.",
     )
-    crop: float = Field(0.8, gt=0, le=1, description="of data.augment: the least share of an image that is cut out")
-    flip: float = Field(0.5, ge=0, le=1, description="of data.augment: how often an image is mirrored")
-    jitter: float = Field(
-        0.4, ge=0, lt=1, description="of data.augment: how far brightness, contrast and saturation go"
-    )
-    mix: float = Field(
-        0.0, ge=0, le=0.5, description="of public views: how much of another image is in a public one, at most"
-    )
-    alpha: Share = Field(0.10, description="share of each domain that is public seed data (α)")
-    validation: Share = Field(0.10, description="share of each domain that is validation data")
-    test: Share = Field(0.15, description="share of each domain that is test data")
+    kind: ImageKind = "any"
+    crop: Crop[float | None] = None
+    flip: Flip[float | None] = None
+    jitter: Jitter[float | None] = None
+    shift: Shift[float | None] = None
+    zoom: Zoom[float | None] = None
+    erase: Erase[float | None] = None
+    bend: Bend[float | None] = None
+    mix: Mix[float | None] = None
+    alpha: Share = Field(0.10, description="Share of each domain that is public (α).")
+    validation: Share = Field(0.10, description="Share of each domain for validation.")
+    test: Share = Field(0.15, description="Share of each domain for testing.")
 
     @property
     def note(self) -> str:
-        """The size of images, and the split where there is a choice."""
+        """Return the image size. Subclasses add the split."""
         return f"{self.name}, {self.size} × {self.size} pixels"
 
+    def suitable_model(self, seed: int) -> str:
+        """Return a model for images of this size."""
+        return model_for((3 if self.colour else 1, self.size, self.size))
+
+    def origin(self, domain: str) -> str:
+        """Return the path of the domain's folder."""
+        return f"{Path(self.root).resolve()}/{domain}"
+
     def domain_names(self, seed: int) -> list[str]:
-        """As their folders are called, with underscores for what cannot be in the name of a node."""
+        """Return the folder names, with underscores for characters that node names cannot have."""
         folders = self._folders()
         names = [re.sub(r"[^A-Za-z0-9._-]+", "_", folder).strip("_.-")[:63] for folder in folders]
         for name, folder in zip(names, folders, strict=True):
@@ -93,20 +109,19 @@ class ImageFolder(Dataset):
         return names
 
     def domains(self, seed: int) -> list[Domain]:
-        """One for each folder, split by `seed`."""
+        """Return one domain per folder, split by `seed`."""
         folders = self._folders()
         classes = self._classes(folders)
         found = [self._list(folder, classes) for folder in folders]
-        splits = [self._split(domain, seed) for domain in found]  # what is wrong is said before images are read
+        splits = [self._split(domain, seed) for domain in found]  # raises errors before images are read
         about = self.preprocessing()
         augmentation = self._views(Pixels.of(about))
         result = []
         for name, domain, split in zip(self.domain_names(seed), found, splits, strict=True):
-            paths = [Path(self.root) / file for file in domain.files]
-            images = decoded(f"{self.name} '{domain.name}'", paths, about["mode"], (self.size, self.size), self.fit)
+            images = self._decoded(domain)
             private, public, validation, test = (
                 Samples(
-                    torch.from_numpy(images[list(split[part])]),  # a copy: the rest stays on disk
+                    torch.from_numpy(images[list(split[part])]),  # a copy: other images stay on disk
                     torch.tensor([domain.labels[place] for place in split[part]], dtype=torch.long),
                 )
                 for part in SPLITS
@@ -114,11 +129,39 @@ class ImageFolder(Dataset):
             result.append(Domain(name, tuple(classes), private, public, validation, test, about, augmentation))
         return result
 
+    def whole(self, seed: int, preprocessing: Mapping[str, Any]) -> list[WholeDomain]:
+        """Return all images of each folder. Small folders that cannot be split are accepted."""
+        folders = self._folders()
+        classes, result = self._classes(folders), []
+        for name, folder in zip(self.domain_names(seed), folders, strict=True):
+            domain = self._list(folder, classes)
+            samples = Samples(torch.from_numpy(self._decoded(domain).copy()), torch.tensor(domain.labels))
+            result.append(WholeDomain(name, tuple(classes), samples, self.preprocessing()))
+        return result
+
+    def _decoded(self, domain: Labelled) -> NDArray[np.uint8]:
+        """Return all images of a domain, `(images, channels, height, width)`, mapped from disk."""
+        paths = [Path(self.root) / file for file in domain.files]
+        mode, size = self.preprocessing()["mode"], (self.size, self.size)
+        return decoded(f"{self.name} '{domain.name}'", paths, mode, size, self.fit)
+
     def _views(self, pixels: Pixels) -> Augmentation | None:
-        return Augmentation(pixels, self.crop, self.flip, self.jitter).of(self.augment, mix=self.mix)
+        values: dict[str, Any] = self._values()
+        public = {key: values.pop(key) for key in ("bend", "mix")}
+        return Augmentation(pixels, **values).of(self.augment, **public)
+
+    def _values(self) -> dict[str, float]:
+        """Return the augmentation keys. The defaults depend on the kind of images."""
+        usual = values_for(self.kind)
+        given = {key: getattr(self, key) for key in usual}
+        return {**usual, **{key: value for key, value in given.items() if value is not None}}
+
+    def resolved(self) -> ImageFolder:
+        """Return the same dataset with all augmentation keys set."""
+        return self.model_copy(update=self._values())
 
     def preprocessing(self) -> dict[str, Any]:
-        """How an image file becomes an input."""
+        """Return how an image file is converted to an input."""
         about = {
             "kind": "image",
             "mode": "RGB" if self.colour else "L",
@@ -131,11 +174,11 @@ class ImageFolder(Dataset):
     def _split(self, domain: Labelled, seed: int) -> Split:
         shares = Shares(self.alpha, self.validation, self.test)
         split = dict(zip(SPLITS, stratified_split(domain.labels, shares, seed, domain.name), strict=True))
-        for part, places in split.items():
-            if not places:
+        for part, remedy in REMEDIES.items():
+            if not split[part]:
                 raise DataError(
-                    f"'{Path(self.root) / domain.name}' has too few images ({len(domain.files)}) for {part} data: "
-                    f"{max(domain.labels.count(label) for label in set(domain.labels))} of its largest class"
+                    f"'{Path(self.root) / domain.name}' has too few images ({len(domain.files)}) for {part} data, so "
+                    f"{remedy}"
                 )
         return split
 
@@ -155,7 +198,7 @@ class ImageFolder(Dataset):
         return wanted
 
     def _classes(self, folders: Sequence[str]) -> list[str]:
-        """The same in all domains, or as configured."""
+        """Return the configured classes, else the classes that all domains have."""
         there = {folder: _folders_in(Path(self.root) / folder) for folder in folders}
         wanted = self.classes or list(self.CLASSES)
         first = folders[0]
@@ -180,11 +223,11 @@ class ImageFolder(Dataset):
                 )
         classes = wanted or there[first]
         if len(classes) < 2:
-            raise DataError(f"'{self.root}': there is one class, '{classes[0]}', and nothing to tell apart")
+            raise DataError(f"'{self.root}': there is one class, '{classes[0]}', but at least two are needed")
         return classes
 
     def _list(self, folder: str, classes: Sequence[str]) -> Labelled:
-        """All images of a domain, class by class, in the order of their names."""
+        """Return all images of a domain, by class and then by name."""
         files, labels = [], []
         for label, name in enumerate(classes):
             path = Path(self.root) / folder / name
@@ -195,7 +238,7 @@ class ImageFolder(Dataset):
             ]
             found = sorted(file.relative_to(self.root).as_posix() for file in there if file.suffix.lower() in SUFFIXES)
             if len(found) < len(there):
-                log.info("'%s': %d files are not images by their names, and left out", path, len(there) - len(found))
+                log.info("'%s': ignored %d files whose names are not those of images", path, len(there) - len(found))
             if not found:
                 raise DataError(f"'{path}' has no images ({', '.join(SUFFIXES)})")
             files += found
@@ -204,17 +247,21 @@ class ImageFolder(Dataset):
 
 
 class OfficeHome(ImageFolder):
-    """Office-Home (Venkateswara et al., 2017): 65 classes of things as art, clip art, products and photographs."""
+    """Office-Home (Venkateswara et al., 2017): 65 classes as art, clip art, products and photographs."""
 
     name: ClassVar[str] = "office-home"
     DOMAINS: ClassVar[tuple[str, ...]] = ("Art", "Clipart", "Product", "Real World")
 
+    kind: ImageKind = "photographs"
+
 
 class OfficeCaltech10(ImageFolder):
-    """Office-Caltech10 (Gong et al., 2012): 10 classes of things by four cameras; small, 8 images in some classes."""
+    """Office-Caltech10 (Gong et al., 2012): 10 classes from four cameras. Some have only 8 images."""
 
     name: ClassVar[str] = "office-caltech10"
     DOMAINS: ClassVar[tuple[str, ...]] = ("amazon", "caltech10", "dslr", "webcam")
+
+    kind: ImageKind = "photographs"
 
 
 def _folders_in(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Image files as what a model is fed."""
+"""Conversion of image files to inputs of models."""
 
 from __future__ import annotations
 
@@ -16,30 +16,35 @@ from torch import Tensor
 from fedh2l.errors import DataError
 from fedh2l.pixels import Pixels
 
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
+"""What is read, whatever a file is called. Pillow knows more, of which EPS starts Ghostscript."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
-"""Modes of grey with 16 bits."""
+"""Modes of grey images with 16 bits."""
+
+UNSAID = {"fit": "stretch", "mean": [0.0], "std": [1.0]}
+"""Defaults for keys that a preprocessing does not have."""
 
 Fit = Literal["stretch", "crop"]
-"""What becomes of an image of another shape: its sides are changed alike, or what stands out is cut off."""
+"""Treatment of images with another aspect ratio: distort them or crop them."""
 
 
 def read_image(path: Path, preprocessing: Mapping[str, Any]) -> Tensor:
-    """The pixels of a file `(channels, height, width)`, in the mode, size and scale of `preprocessing`."""
+    """Return the pixels of a file `(channels, height, width)`, in the mode, size and scale of `preprocessing`."""
     return Pixels.of(preprocessing)(read_bytes(path, preprocessing), torch.float32)
 
 
 def read_bytes(path: Path, preprocessing: Mapping[str, Any]) -> Tensor:
-    """The same as bytes."""
+    """Return the pixels of a file as bytes."""
     size = (int(preprocessing["size"][0]), int(preprocessing["size"][1]))
     mode, fit = preprocessing["mode"], preprocessing.get("fit", "stretch")
     return torch.from_numpy(decode(path, file_content(path), mode, size, fit))
 
 
 def decode(path: Path, content: bytes, mode: str, size: tuple[int, int], fit: Fit) -> NDArray[np.uint8]:
-    """The bytes of an image `(channels, height, width)`, from those of its file; `path` is for the error message."""
+    """Decode the content of an image file to bytes `(channels, height, width)`. `path` is for the error message."""
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             upright = ImageOps.exif_transpose(image)
             plain = _plain(upright, mode)
             sized = ImageOps.fit(plain, size, Image.Resampling.BILINEAR) if fit == "crop" else plain.resize(size)
@@ -53,14 +58,14 @@ def decode(path: Path, content: bytes, mode: str, size: tuple[int, int], fit: Fi
 
 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
-    """In another mode: 16 bits are scaled rather than cut, and what can be seen through is on white."""
+    """Convert an image to a mode. 16-bit values are scaled, and transparent pixels become white."""
     if image.mode in DEEP:
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(f"its values are {values.min()} to {values.max()}, more than 16 bits")
         image = Image.fromarray((values // 257).astype(np.uint8))
     if image.mode == "F":
-        raise ValueError("its values are floating-point numbers, of which nothing says what is white")
+        raise ValueError("its values are floating-point numbers, and the value of white is unknown")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         colour = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)
@@ -68,8 +73,8 @@ def _plain(image: Image.Image, mode: str) -> Image.Image:
 
 
 def file_content(path: Path) -> bytes:
-    """What is in an image file."""
+    """Return the content of an image file."""
     try:
         return path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: the path is not valid
         raise DataError(f"'{path}' cannot be read as an image: {error}") from error

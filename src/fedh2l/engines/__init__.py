@@ -1,1 +1,1 @@
-"""Engines: what carries messages between nodes and decides where they run."""
+"""Engines run nodes in one or more processes and deliver their messages."""

@@ -1,10 +1,10 @@
-"""What is in a process that some nodes of a federation live in, and what it is sent."""
+"""Actors, which run some nodes of a federation in one process, and the data that they receive."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fedh2l.domain import Samples
-from fedh2l.engines.residents import Residents
+from fedh2l.engines.residents import Inboxes, Outbox, Residents
+from fedh2l.engines.rounds import Done, Exchange, rounds
 from fedh2l.federation import Federation
-from fedh2l.learner import Learner
 from fedh2l.messages import Message
 from fedh2l.methods.base import Method
 from fedh2l.node import Node
+from fedh2l.node_learner import NodeLearner
 from fedh2l.optimizers import OptimizerSettings
 from fedh2l.sampling import node_secret
 from fedh2l.seedset import SeedSet
@@ -27,7 +28,7 @@ from fedh2l.topology import Graph
 
 
 class Part(NamedTuple):
-    """What an actor needs to take a node over: how to build it, and its state."""
+    """A node and its state. An actor builds the learner from them."""
 
     node: Node
     secret: str
@@ -36,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Common(NamedTuple):
-    """What all nodes have in common."""
+    """Settings and data that all nodes share."""
 
     method: Method
     optimizer: OptimizerSettings
@@ -50,25 +51,23 @@ class Common(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """What an actor does at a time: it learns from an exchange, does some rounds, and sends."""
+    """A unit of work for an actor: receive the messages of an exchange, run some rounds, and send."""
 
-    heard: tuple[int, Graph] | None
-    """The round of the exchange, and whom each node hears in it."""
+    heard: Graph | None
+    """Senders per node in the preceding exchange. None if there was none."""
     rounds: range
-    sends: bool
-    expects: Graph = {}  # noqa: RUF012
-    """Whom each node will hear when all have sent."""
+    """Only the last round may have an exchange."""
 
 
 class Size(NamedTuple):
-    """What the ledger wants to know of a message."""
+    """Sizes of a message that the ledger counts."""
 
     encoded_size: int
     payload_size: int
 
 
 class Actor:
-    """Some nodes of a federation, in a process of their own with so many cores."""
+    """Runs some nodes of a federation in one process with `cores` cores."""
 
     def __init__(self, parts: Sequence[Part], common: Common, cores: int, device: str) -> None:
         os.environ[CORES] = str(cores)
@@ -78,7 +77,7 @@ class Actor:
         validation = common.validation.to(self.device, common.dtype)
         learners = []
         for part in parts:
-            learner = Learner(
+            learner = NodeLearner(
                 part.node, seed_set, part.secret, common.optimizer, common.batch_size, self.device, common.dtype,
                 validation, common.compute, common.decay,
             )  # fmt: skip
@@ -87,30 +86,33 @@ class Actor:
             learner.restore(part.state)
             learners.append(learner)
         self.residents = Residents(learners, common.method)
+        self._rounds: Iterator[Exchange[Outbox, Inboxes] | Done] = iter(())
+        self._exchange: Exchange[Outbox, Inboxes] | None = None
+        """Exchange whose incoming messages are missing."""
 
     def leg(self, leg: Leg, *outboxes: Mapping[str, Message]) -> tuple[dict[str, Message], dict[str, Size]]:
-        """Does what `leg` says; returns what the nodes send, and how large that is."""
+        """Run a leg. Return the messages of the nodes, and their sizes."""
         if leg.heard is not None:
-            round, heard = leg.heard
             sent = {sender: message.to(self.device) for outbox in outboxes for sender, message in outbox.items()}
-            self.residents.receive(
-                {name: [sent[sender] for sender in senders] for name, senders in heard.items()}, round
-            )
-        for round in leg.rounds:
-            self.residents.local_steps(round)
-        if not leg.sends:
-            return {}, {}
-        sends = self.residents.emit(leg.rounds[-1])
-        sizes = {sender: Size(message.encoded_size, message.payload_size) for sender, message in sends.items()}
-        return {sender: message.to(torch.device("cpu")) for sender, message in sends.items()}, sizes
+            self._finish({name: [sent[sender] for sender in senders] for name, senders in leg.heard.items()})
+        self._rounds = rounds(self.residents, self.residents.method, leg.rounds)
+        for event in self._rounds:
+            if isinstance(event, Exchange):  # only in the last round
+                self._exchange = event
+                sizes = {name: Size(message.encoded_size, message.payload_size) for name, message in event.sent.items()}
+                return {name: message.to(torch.device("cpu")) for name, message in event.sent.items()}, sizes
+        return {}, {}
 
-    def anticipate(self, leg: Leg) -> None:
-        """What can be done after a leg before the messages of the others come."""
-        if leg.expects:
-            self.residents.anticipate(leg.expects, leg.rounds[-1])
+    def _finish(self, inboxes: Inboxes) -> None:
+        """Finish the round that waits for messages."""
+        assert self._exchange is not None
+        self._exchange.inboxes = inboxes
+        for _ in self._rounds:
+            pass
+        self._exchange = None
 
     def ask(self, question: str, *arguments: Any) -> Any:
-        """What the nodes say to one of the questions that `Residents` answers, on the CPU."""
+        """Call a method or read a property of `Residents`. Return the result on the CPU."""
         answer = getattr(self.residents, question)
         return _elsewhere(answer(*(self._here(argument) for argument in arguments)) if callable(answer) else answer)
 
@@ -124,32 +126,32 @@ class Actor:
 
 def _elsewhere(answer: Any) -> Any:
     if isinstance(answer, Tensor):
-        return answer.detach().cpu().clone()  # a view would be sent with all that it is a view of
+        return answer.detach().cpu().clone()  # a view would be pickled with all of its storage
     return {key: _elsewhere(value) for key, value in answer.items()} if isinstance(answer, dict) else answer
 
 
-def part_of(node: Node, learner: Learner, seed: int) -> Part:
-    """A node as its learner is now, with tensors of its own."""
+def part_of(node: Node, learner: NodeLearner, seed: int) -> Part:
+    """Return a node with the current state of its learner, in copied tensors."""
     model = copy.deepcopy(node.model) if isinstance(node.model, nn.Module) else node.model
     networks = {name: copy.deepcopy(network.module) for name, network in learner.networks.items()}
-    alike = replace(node, model=model, weights=None)  # its state brings them
+    alike = replace(node, model=model, weights=None)  # the state contains the weights
     return Part(alike, node_secret(seed, node.name), networks, learner.state())
 
 
-def luggage(federation: Federation, method: Method, learners: Sequence[Learner]) -> tuple[Common, dict[str, Part]]:
-    """What actors start with: what is common to all nodes, and what is each one's own."""
+def luggage(federation: Federation, method: Method, learners: Sequence[NodeLearner]) -> tuple[Common, dict[str, Part]]:
+    """Return the data that actors start with: the common data, and the part of each node."""
     settings, first = federation.settings, learners[0]
     assert first.validation is not None
     common = Common(
         method, federation.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
-        first.validation, settings.compute, settings.average,
+        first.validation, settings.compute, settings.ema_decay,
     )  # fmt: skip
     nodes = zip(federation.members, learners, strict=True)
     return common, {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}
 
 
 def dealt(nodes: Sequence[Node], actors: int) -> list[list[Node]]:
-    """Nodes in as many groups as there are to be actors, neighbours together; 0: each has its own."""
+    """Split nodes into as many groups of neighbours as there are actors. 0 means one group per node."""
     count = min(actors or len(nodes), len(nodes))
     edges = [len(nodes) * place // count for place in range(count + 1)]
     return [list(nodes[a:b]) for a, b in pairwise(edges)]

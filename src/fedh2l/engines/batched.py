@@ -1,7 +1,7 @@
-"""Nodes of one architecture as one computation, for one federation or for several that differ by seed or data alone.
+"""Nodes of one architecture as one computation, for one federation or several that differ only by seed or data.
 
-The rounds of all of them are run together (`formation.py`); each federation's trainer sees an engine of its own, a
-window on its share. On a GPU rounds are recorded as CUDA graphs (`graphs.py`).
+`formation.py` runs the rounds of all federations together. Each federation's trainer uses its own `BatchedEngine`. On a
+GPU, rounds are recorded as CUDA graphs (`graphs.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedh2l.settings import AS_USUAL
 
 
 class BatchedEngine(Engine):
-    """One federation's window on a formation."""
+    """The engine of one federation in a formation."""
 
     def __init__(self, formation: Formation, place: int) -> None:
         self.formation = formation
@@ -37,19 +37,19 @@ class BatchedEngine(Engine):
 
     @staticmethod
     def of(engines: Sequence[LocalEngine]) -> list[BatchedEngine]:
-        """Windows on a formation of these federations; raises `ConfigError` if they cannot be run as one."""
+        """Return engines that share one formation. Raise `ConfigError` if the federations cannot be run as one."""
         reason = obstacle(engines)
         if reason:
-            raise ConfigError(f"run.engine: 'batched' cannot run this: {reason}; use 'local'")
+            raise ConfigError(f"run.engine: 'batched' cannot run this: {reason}. Use 'local'")
         formation = Formation(engines)
         return [BatchedEngine(formation, place) for place in range(len(engines))]
 
     def moves(self, other: Engine) -> bool:
-        """All that are in the formation."""
+        """Return whether the other engine belongs to the same formation."""
         return isinstance(other, BatchedEngine) and other.formation is self.formation
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
-        """Takes the whole formation along."""
+        """Run rounds of all federations in the formation."""
         return self.formation.advance(first, last, keep_going)
 
     def _records(self) -> dict[str, dict[str, list[tuple[int, float]]]]:
@@ -57,7 +57,7 @@ class BatchedEngine(Engine):
         return {name: self.formation.records.setdefault(f"{self.place}/{name}", {}) for name in names}
 
     def verify(self) -> None:
-        """Looks through what was recorded, and at the parameters."""
+        """Check recorded values and parameters."""
         found: list[Fault] = []
         unsound = self.formation.unsound()
         for offset, (name, records) in enumerate(self._records().items()):
@@ -69,7 +69,7 @@ class BatchedEngine(Engine):
                         if value:
                             kind = self.formation.sent[0 if key == FAULT else 1]
                             who, order = (name, 1.0) if key == FAULT else (SERVER, 1.5)
-                            found.append(Fault(round, order, who, f"it sent {kind.FAULTS[int(value) - 1]}"))
+                            found.append(Fault(round, order, who, kind.explain(int(value) - 1), value == 1))
                     elif not np.isfinite(value):
                         found.append(
                             Fault(round, 0 if key.startswith("local") else 2, name, f"its {key} is not finite")
@@ -79,7 +79,6 @@ class BatchedEngine(Engine):
         raise_earliest(found)
 
     def series(self) -> dict[str, dict[str, list[float]]]:
-        """What each node recorded since the last call."""
         collected = {}
         for name, records in self._records().items():
             collected[name] = {key: [value for _, value in entries] for key, entries in records.items()}
@@ -87,22 +86,19 @@ class BatchedEngine(Engine):
         return collected
 
     def complete(self, count: bool) -> None:
-        """For all federations at once; each counts its own."""
+        """Complete all federations at once, and count the bytes of this one."""
         message = self.formation.complete()
         if message is not None and count:
             self.ledger.add(SERVER, self.formation.names, message)
 
     def validate(self) -> dict[str, int]:
-        """This federation's share of what all get right."""
         counts = self.formation.validate()
         return {name: counts[self._first + i] for i, name in enumerate(self.formation.names)}
 
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """By the learners themselves."""
         return self.inner.correct(sets)
 
     def validate_views(self) -> dict[str, dict[str, int]]:
-        """This federation's share."""
         names = self.formation.names
         return {
             view: {name: counts[self._first + i] for i, name in enumerate(names)}
@@ -110,30 +106,25 @@ class BatchedEngine(Engine):
         }
 
     def correct_view(self, view: str, names: Sequence[str], sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """By the learners themselves."""
         self.formation.save(self.place)
         return self.inner.correct_view(view, names, sets)
 
     def keep_best(self, names: Iterable[str]) -> None:
-        """In the stack."""
         self.formation.keep_best({self._first + self.inner.roster.index[name] for name in names})
 
     def select(self, which: Which) -> None:
-        """By the learners themselves, after the last round."""
         if not self.inner.residents.selected:
             self.formation.save(self.place)
         self.inner.select(which)
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
-        """By the learners themselves."""
         return self.inner.state_dicts()
 
     def logits(self, inputs: Tensor) -> dict[str, Tensor]:
-        """By the learners themselves."""
         return self.inner.logits(inputs)
 
     def state(self) -> dict[str, Tensor]:
-        """The same as the local engine's, so that either may go on from it."""
+        """Return the same state as the local engine, so that either can continue from it."""
         self.formation.save(self.place)
         for learner in self.learners:
             records = self._records()[learner.name]
@@ -143,9 +134,10 @@ class BatchedEngine(Engine):
             }
         return self.inner.state()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Through the learners, which are then stacked anew."""
-        self.inner.restore(state)
+    def restore(self, state: Mapping[str, Tensor], round: int = 0) -> None:
+        """Restore the learners. They are stacked again before the next round."""
+        self.inner.restore(state, round)
+        self.formation.round = round
         for name, records in self._records().items():
             learner = next(learner for learner in self.learners if learner.name == name)
             records.clear()
@@ -153,27 +145,26 @@ class BatchedEngine(Engine):
                 key: [(round, float(value)) for round, value in entries] for key, entries in learner.records.items()
             }
             learner.records = {}
-        self.formation.stale = True  # the others may still have to be restored
+        self.formation.stale = True  # other federations may not be restored yet
 
     @property
     def parameter_bytes(self) -> int:
-        """Of all learners."""
         return self.inner.parameter_bytes
 
     def close(self) -> None:
-        """Gives the modules back, with what they learned also if the run was cut short."""
+        """Release the modules with their trained weights, even if the run was cut short."""
         if not self.inner.residents.selected:
             self.formation.save_weights(self.place)
         self.inner.close()
 
 
 def obstacle(engines: Sequence[LocalEngine]) -> str | None:
-    """Why these federations cannot be run as one computation; None if they can."""
+    """Return the reason why these federations cannot be run as one computation, or None."""
     first = engines[0]
     if any(engine.roster.names != first.roster.names for engine in engines):
         return "the federations have different nodes"
     learners = [learner for engine in engines for learner in engine.learners]
-    if any(learner.compute != AS_USUAL for learner in learners):
+    if any(learner.network.compute != AS_USUAL for learner in learners):
         return "run.precision or run.micro_batch is set"
     if len({learner.seed_set.labelled for learner in learners}) > 1:
         return "some of the federations have public data without labels"

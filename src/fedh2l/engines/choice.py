@@ -1,4 +1,4 @@
-"""Which engine runs a federation."""
+"""Choice of the engine that runs a federation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from fedh2l.settings import available_cores
 log = logging.getLogger("fedh2l")
 
 PAYS = 3
-"""Nodes at work at once, from which on processes are quicker than threads."""
+"""Parallel nodes from which processes are faster than threads."""
 LONG = 500
-"""Rounds from which on it pays to start processes, which takes some seconds."""
+"""Rounds from which it pays to start processes, which takes some seconds."""
 
 
 def engines_for(federations: Sequence[Federation]) -> list[Engine]:
-    """An engine for each of some federations that differ by seed or data alone; they may share one computation."""
+    """Return one engine for each of several federations. Engines may share one computation.
+
+    The federations must differ only by seed or data.
+    """
     settings = federations[0].settings
     if settings.engine == "ray":
         ray = ray_module("fedh2l.engines.ray", "run.engine")
         return [ray.RayEngine(federation) for federation in federations]
-    if settings.device == "cpu" and settings.engine != "batched":
+    if settings.device == "cpu" and settings.engine in ("auto", "processes"):
         return [_on_cores(federation) for federation in federations]
     engines = [LocalEngine(f.learners(), f.method, f.roster, f.settings.rounds) for f in federations]
     if settings.engine == "local":
@@ -48,24 +51,21 @@ def engines_for(federations: Sequence[Federation]) -> list[Engine]:
 
 
 def _on_cores(federation: Federation) -> Engine:
-    """Nodes in threads, or in processes where that is asked for or pays."""
+    """Return an engine with nodes in processes, if `run.engine` requires it or if that is faster, else in threads."""
     settings = federation.settings
-    processes = settings.processes
-    if processes == "auto":
-        at_once = min(len(federation.members), available_cores() // settings.threads)
-        processes = at_once if at_once >= PAYS and settings.rounds >= LONG else 1
-    if processes > 1:
+    processes = max(1, min(len(federation.members), available_cores() // settings.threads))
+    if settings.engine == "processes" or (processes >= PAYS and settings.rounds >= LONG):
         try:
             return ProcessEngine(federation, processes)
         except UnsendableError as error:
-            if settings.processes != "auto":
-                raise ConfigError(f"run.processes = {processes}: nodes cannot be sent to processes: {error}") from error
-            log.info("nodes are run in threads, since they cannot be sent to processes: %s", error)
+            if settings.engine == "processes":
+                raise ConfigError(f"run.engine = 'processes': nodes cannot be sent to a process: {error}") from error
+            log.info("nodes run in threads, because they cannot be sent to a process: %s", error)
     return LocalEngine(federation.learners(), federation.method, federation.roster, settings.rounds)
 
 
 def ray_module(name: str, key: str) -> Any:
-    """A module of ours that needs Ray; `key` is what asked for it."""
+    """Import a module of fedh2l that needs Ray. `key` is the setting that requires it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Who teaches whom in a round, and on which public samples, for the stacked members of several federations."""
+"""Teachers and public batches of each round, for the stacked members of several federations."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fedh2l.domain import Samples
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.stacked_nodes import Store, Views
 from fedh2l.errors import ConfigError
-from fedh2l.learner import Learner
 from fedh2l.methods.base import Method
+from fedh2l.node_learner import NodeLearner
 from fedh2l.roster import Roster
 from fedh2l.sampling import draw_block, stream_key
 from fedh2l.topology import Graph
 
-RAGGED = "nodes hear different numbers of teachers"
-"""What cannot be run as one computation."""
+RAGGED = "nodes have different numbers of teachers"
+"""A reason why nodes cannot be run as one computation."""
 REMEMBERED = 256
-"""How many rounds' graphs are remembered: those that are prepared while others are run."""
+"""Rounds of cached graphs per federation, for rounds that are prepared while others run."""
 
 
 class Classroom:
-    """Teachers and public batches of all members, drawn by address. `learners` are federation after federation."""
+    """Draws teachers and public batches of all members by address. `learners` are ordered by federation."""
 
     def __init__(
-        self, method: Method, rosters: Sequence[Roster], learners: Sequence[Learner], store: Store, draws: Draws
+        self, method: Method, rosters: Sequence[Roster], learners: Sequence[NodeLearner], store: Store, draws: Draws
     ) -> None:
         self._method, self._rosters, self._learners = method, rosters, learners
         self._names = rosters[0].names
@@ -43,8 +43,8 @@ class Classroom:
         self._taught: dict[int, Tensor] = {}
         self._batches: dict[tuple[int, int], Samples] = {}
 
-    def _views_of(self, first: Learner) -> Views | None:
-        """Of public batches, if they are seen otherwise."""
+    def _views_of(self, first: NodeLearner) -> Views | None:
+        """Return the augmentation of public batches, or None."""
 
         def keys(rounds: Sequence[int]) -> list[int]:
             return [stream_key("public-views", m.seed_set.seed, m.name, r) for r in rounds for m in self._learners]
@@ -53,12 +53,12 @@ class Classroom:
         return Views(views, first.parameters.dtype, "public-views", keys) if views else None
 
     def new_round(self) -> None:
-        """Forgets what several asked for in the round before."""
+        """Clear the caches of the previous round."""
         self._taught.clear()
         self._batches.clear()
 
     def graph(self, federation: int, round: int) -> Graph:
-        """Who hears whom in a federation; what was asked for lately is remembered."""
+        """Return the teachers of each node in a federation. Recent graphs are cached."""
         if (federation, round) not in self._drawn:
             if len(self._drawn) > REMEMBERED * len(self._rosters):
                 self._drawn.clear()
@@ -66,13 +66,16 @@ class Classroom:
         return self._drawn[federation, round]
 
     def teachers(self, round: int) -> Tensor:
-        """The places of each member's teachers, `(members, teachers)`."""
+        """Return the positions of each member's teachers, `(members, teachers)`."""
         if round not in self._taught:
             self._taught[round] = self._draws.get("teachers", self._tables, round)
         return self._taught[round]
 
     def batches_for(self, places: Tensor, everybody: bool) -> Callable[[str, int, int], Samples]:
-        """What the members at `places` see of public data: their own batch, a named node's, their t-th teacher's."""
+        """Return a function that returns public batches for the members at `places`.
+
+        Its argument `owner` is `own`, the name of a node, or `teacher t` for each member's t-th teacher.
+        """
         nodes = len(self._names)
 
         def public(owner: str, round: int, size: int) -> Samples:
@@ -89,14 +92,14 @@ class Classroom:
         return public
 
     def _batch(self, round: int, size: int) -> Samples:
-        """The public batches of all members, `(members, size, …)`."""
+        """Return the public batches of all members, `(members, size, …)`."""
         if (round, size) not in self._batches:
             batch = self._store.take(self._rows(round, size))
             self._batches[round, size] = self._views.of(batch, self._draws, round) if self._views else batch
         return self._batches[round, size]
 
     def _rows(self, round: int, size: int) -> Tensor:
-        """Where in the store they are, `(members, size)`."""
+        """Return the positions of the public batches in the store, `(members, size)`."""
         population = self._public.shape[1]
         if size >= population:
             return self._public
@@ -115,11 +118,11 @@ class Classroom:
         return np.stack(tables).reshape(len(rounds), len(self._learners), -1)
 
     def _table(self, federation: int, round: int) -> NDArray[np.int64]:
-        """The places of the teachers of a federation's members, `(nodes, teachers)`."""
+        """Return the positions of the teachers of a federation's members, `(nodes, teachers)`."""
         roster = self._rosters[federation]
         graph = self.graph(federation, round)
         known = self._graphs.get(federation)
-        if known is None or known[0] is not graph:  # most methods give one object for all rounds
+        if known is None or known[0] is not graph:  # most methods return one object for all rounds
             if len({len(heard) for heard in graph.values()}) > 1:
                 raise ConfigError(f"run.engine: {RAGGED}; use 'local'")
             first = federation * len(self._names)
@@ -129,7 +132,7 @@ class Classroom:
 
 
 def _of(samples: Samples, places: Tensor) -> Samples:
-    """The samples of the members at `places`, `(places, rows, …)`."""
+    """Return the samples of the members at `places`, `(places, rows, …)`."""
     mixture = samples.mixture
     if mixture is not None:
         mixture = Mixture(*(part.index_select(0, places) for part in mixture))

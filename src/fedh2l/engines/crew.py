@@ -1,4 +1,4 @@
-"""Nodes at work side by side, in threads of one process."""
+"""Parallel execution of nodes in threads of one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedh2l.errors import RunError
-from fedh2l.learner import Learner
+from fedh2l.node_learner import NodeLearner
 from fedh2l.sampling import PrivatePurpose
 from fedh2l.settings import CORES, available_cores
 
@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 
 class Crew:
-    """Lets learners act at once where that changes nothing.
+    """Runs learners in parallel where the result is the same.
 
-    PyTorch leaves Python's lock while it computes, so threads are enough. What cannot be shared is torch's generator:
-    the first time that learners act in a phase they do so in turn, each with the generator seeded for it, and if one
-    of them draws from it, all take turns from then on.
+    PyTorch releases Python's lock while it computes, so threads are enough. But threads share torch's generator. In the
+    first round, learners therefore run one after the other in each phase, with the generator seeded for each. If one of
+    them draws from the generator, learners never run in parallel.
     """
 
-    def __init__(self, learners: Sequence[Learner]) -> None:
+    def __init__(self, learners: Sequence[NodeLearner]) -> None:
         self._learners = learners
         self._on_cpu = learners[0].parameters.device.type == "cpu"
         self._pool: ThreadPoolExecutor | None = None
         self._tried: set[PrivatePurpose] = set()
-        """Phases in which learners have taken turns once."""
+        """Phases that learners have once run one after the other."""
         self._random = False
-        """Whether one of them drew from torch's generator."""
+        """Whether a learner has drawn from torch's generator."""
 
     def each(
-        self, phase: PrivatePurpose, round: int, action: Callable[[Learner], T], learners: Sequence[Learner]
+        self, phase: PrivatePurpose, round: int, action: Callable[[NodeLearner], T], learners: Sequence[NodeLearner]
     ) -> list[T]:
-        """What the action gives for each learner, in order."""
+        """Return the result of the action for each learner, in order."""
         if phase in self._tried and not self._random and len(learners) > 1 and self._open():
             return self._at_once(action, learners)
         results = []
@@ -49,7 +49,7 @@ class Crew:
         self._tried.add(phase)
         return results
 
-    def _at_once(self, action: Callable[[Learner], T], learners: Sequence[Learner]) -> list[T]:
+    def _at_once(self, action: Callable[[NodeLearner], T], learners: Sequence[NodeLearner]) -> list[T]:
         assert self._pool is not None
         state = torch.default_generator.get_state()
         results = list(self._pool.map(action, learners))
@@ -60,14 +60,14 @@ class Crew:
             )
         return results
 
-    def map(self, action: Callable[[Learner], T]) -> list[T]:
-        """As `each`, for what draws nothing."""
+    def map(self, action: Callable[[NodeLearner], T]) -> list[T]:
+        """Return the result for each learner of an action that draws nothing."""
         if self._tried and not self._random and self._open():
             return self._at_once(action, self._learners)
         return [action(learner) for learner in self._learners]
 
     def _open(self) -> bool:
-        """Whether there are cores for more than one learner."""
+        """Return whether there are cores for more than one learner. Start the threads if so."""
         if self._pool is None and self._on_cpu:
             workers = min(len(self._learners), available_cores() // torch.get_num_threads())
             if workers < 2:
@@ -76,12 +76,12 @@ class Crew:
         return self._pool is not None
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stop the threads."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
 
 
 def _drawn_from(state: Tensor) -> bool:
-    """Whether torch's generator is no longer in this state."""
+    """Return whether torch's generator is no longer in this state."""
     return not torch.equal(state, torch.default_generator.get_state())

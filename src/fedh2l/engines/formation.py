@@ -1,7 +1,7 @@
-"""Federations in step: nodes of one architecture stacked, and the rounds that all of them take together.
+"""Federations in step: nodes of one architecture are stacked, and all federations run their rounds together.
 
-Each round is one computation for all nodes of all federations. What differs between them is data: indices of samples
-and of teachers, drawn by address.
+Each round is one computation for all nodes of all federations. They differ only in data: the indices of samples and
+teachers, drawn by address.
 """
 
 from __future__ import annotations
@@ -18,36 +18,38 @@ from fedh2l.engines.classroom import Classroom
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.graphs import CAPACITY, Recorder
 from fedh2l.engines.local import LocalEngine
-from fedh2l.engines.residents import average
+from fedh2l.engines.residents import update_averages
+from fedh2l.engines.rounds import Exchange, rounds
 from fedh2l.engines.stacked import StackedNetwork
 from fedh2l.engines.stacked_nodes import StackedLearner, StackedServer, Store
-from fedh2l.learner import Learner, architectures
+from fedh2l.learner import architectures
 from fedh2l.losses import correct_count
 from fedh2l.messages import SERVER, Message, Posteriors
 from fedh2l.methods.base import Method, check_declared
 from fedh2l.metrics import EVALUATION_ROWS
+from fedh2l.node_learner import NodeLearner
 
 T = TypeVar("T")
 
 TOGETHER = 256
-"""How many nodes are stacked at most: they fill a GPU, and what more would gain is memory."""
+"""Largest number of stacked nodes. It is enough to fill a GPU, and more would only need more memory."""
 EVALUATED = 1 << 15
-"""How many samples all stacked nodes together are asked about at once in an evaluation."""
+"""Samples per evaluation step, summed over all stacked nodes."""
 
 FAULT = "fault of the message"
-"""Under which the flags of what nodes sent are recorded."""
+"""Name under which faults of the nodes' messages are recorded."""
 ANSWER = "fault of the answer"
-"""And of what the server answered."""
+"""Name under which faults of the server's answers are recorded."""
 
 
 class Formation:
-    """Federations in step: their learners stacked by architecture, and the rounds that all of them take together."""
+    """Federations in step: their learners are stacked by architecture, and run their rounds together."""
 
     def __init__(self, engines: Sequence[LocalEngine]) -> None:
         self.engines = list(engines)
         self.method: Method = engines[0].method
         self.names = engines[0].roster.names
-        self.learners: list[Learner] = [learner for engine in engines for learner in engine.learners]
+        self.learners: list[NodeLearner] = [learner for engine in engines for learner in engine.learners]
         self.device = self.learners[0].parameters.device
         self.draws = Draws(self.device)
         self.store = Store()
@@ -57,14 +59,14 @@ class Formation:
         self.round = 0
         """The last round done."""
         self.stale = False
-        """Whether learners hold something newer than what is stacked."""
+        """Whether learners have newer state than the stacks."""
         self.records: dict[str, dict[str, list[tuple[int, float]]]] = {}
         self._holders: dict[str, StackedLearner | StackedServer] = {
             **{f"group-{i}": group for i, group in enumerate(self.groups)},
             SERVER: self.server,
         }
         self.sent: tuple[Message, ...] = ()
-        """What crossed in the last exchange, for its kinds and sizes."""
+        """Messages of the last exchange, for their kinds and sizes."""
         self._known: dict[str, tuple[int, Any]] = {}
         rosters = [engine.roster for engine in engines]
         self._classroom = Classroom(self.method, rosters, self.learners, self.store, self.draws)
@@ -83,23 +85,23 @@ class Formation:
         ]
 
     def _new_recorder(self) -> Recorder:
-        """Sees what the models allow, and starts with nothing recorded."""
+        """Test how the models can be run, and return a recorder without recordings."""
         recordable = True
         for group in self.groups:
             inputs = self.store.take(group._table("private")[0][:, :2]).inputs
-            for network in (group, *group.networks.values()):
+            for network in (group.network, *group.networks.values()):
                 assert isinstance(network, StackedNetwork)
                 network.try_stacking(inputs)
                 recordable = recordable and network.recordable
             for network in self.server.networks.values():
                 assert isinstance(network, StackedNetwork)
-                network.stackable = network.stackable and group.stackable
+                network.stackable = network.stackable and group.network.stackable
         return Recorder(self._holders, self.draws, self._body, recordable and self.device.type == "cuda")
 
     # Rounds
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
-        """Runs rounds; returns the last one done."""
+        """Run rounds and return the last one done."""
         if self.stale:
             self._load()
             self.round = first - 1
@@ -109,7 +111,7 @@ class Formation:
             block = range(self.round + 1, min(last, self.round + CAPACITY) + 1)
             kinds = [(round, self.method.kind_of_round(round)) for round in block]
             self.round, going_on = self._recorder.run(kinds, keep_going)
-            if going_on:  # while the device is at work
+            if going_on:  # while the device is busy
                 ahead = range(self.round + 1, min(self.engines[0].rounds, self.round + len(block)) + 1)
                 self._recorder.prepare([(round, self.method.kind_of_round(round)) for round in ahead])
             self._collect()
@@ -118,18 +120,32 @@ class Formation:
         return self.round
 
     def _body(self, round: int) -> tuple[Message, ...]:
-        """One round of all nodes; returns what crossed: the message of all nodes as one, and a server's answers."""
+        """Run one round of all nodes. Return one message for all nodes, and a server's answers."""
         self._classroom.new_round()
+        crossed: tuple[Message, ...] = ()
+        for event in rounds(self, self.method, (round,)):
+            if isinstance(event, Exchange):
+                deliver = self._exchange if self.method.decentralised else self._consult_server
+                event.inboxes, crossed = deliver(event.sent, round)
+        return crossed
+
+    def local_step(self, round: int) -> None:
         for group in self.groups:
             group.seed_torch("torch-local", round)
             self.method.local_step(group, round)
-        if not self.method.exchanges(round):
-            average(self.groups, exchanged=False)
-            return ()
-        sent = [self._emit(group, round) for group in self.groups]
-        crossed = self._exchange(sent, round) if self.method.decentralised else self._consult_server(sent, round)
-        average(self.groups, exchanged=True)
-        return crossed
+
+    def emit(self, round: int) -> list[Message]:
+        """Return one message per stack."""
+        return [self._emit(group, round) for group in self.groups]
+
+    def receive(self, inboxes: Sequence[Sequence[Message]], round: int) -> None:
+        """Train each stack on its inbox."""
+        for group, inbox in zip(self.groups, inboxes, strict=True):
+            group.seed_torch("torch-mutual", round)
+            self.method.receive(group, inbox, round)
+
+    def update_averages(self, exchanged: bool) -> None:
+        update_averages(self.groups, exchanged)
 
     def _emit(self, group: StackedLearner, round: int) -> Message:
         group.seed_torch("torch-emit", round)
@@ -143,21 +159,22 @@ class Formation:
         group.record(round, **{FAULT: _first_fault(message, labels)})
         return message
 
-    def _exchange(self, sent: Sequence[Message], round: int) -> tuple[Message, ...]:
-        """Nodes hear each other: the t-th message of an inbox comes from each member's t-th teacher."""
+    def _exchange(self, sent: Sequence[Message], round: int) -> tuple[list[list[Message]], tuple[Message, ...]]:
+        """Return inboxes and the messages. The t-th message of an inbox comes from each member's t-th teacher."""
         everybody = self._in_order(sent)
         teachers = self._classroom.teachers(round)
+        inboxes = []
         for group in self.groups:
             heard = teachers.index_select(0, group.places)
             inbox = []
             for t in range(heard.shape[1]):
                 tensors = [tensor.index_select(0, heard[:, t]) for tensor in everybody.tensors()]
                 inbox.append(everybody.remade(f"teacher {t}", round, tensors))
-            group.seed_torch("torch-mutual", round)
-            self.method.receive(group, inbox, round)
-        return (everybody,)
+            inboxes.append(inbox)
+        return inboxes, (everybody,)
 
-    def _consult_server(self, sent: Sequence[Message], round: int) -> tuple[Message, ...]:
+    def _consult_server(self, sent: Sequence[Message], round: int) -> tuple[list[list[Message]], tuple[Message, ...]]:
+        """Return inboxes with the server's answer, and the messages."""
         everybody = self._in_order(sent)
         federations, nodes = len(self.engines), len(self.names)
         columns = [tensor.view(federations, nodes, *tensor.shape[1:]) for tensor in everybody.tensors()]
@@ -171,16 +188,16 @@ class Formation:
         first = ordered[0]
         parts = zip(*(answer.tensors() for answer in ordered), strict=True)
         stacked = [torch.stack(list(part), 1).flatten(0, 1) for part in parts]
+        inboxes = []
         for group in self.groups:
             tensors = [tensor.index_select(0, group.places) for tensor in stacked]
             answer = first.remade(SERVER, round, tensors)
             group.record(round, **{ANSWER: _first_fault(answer, None)})
-            group.seed_torch("torch-mutual", round)
-            self.method.receive(group, [answer], round)
-        return (everybody, *ordered)
+            inboxes.append([answer])
+        return inboxes, (everybody, *ordered)
 
     def _in_order(self, sent: Sequence[Message]) -> Message:
-        """What all groups sent as one message, in the order of the members."""
+        """Return the messages of all groups as one message, in the order of the members."""
         if len(sent) == 1:
             return sent[0]
         order = torch.argsort(torch.cat([group.places for group in self.groups]))
@@ -188,13 +205,13 @@ class Formation:
         tensors = [torch.cat(list(part)).index_select(0, order) for part in parts]
         return sent[0].remade("everybody", sent[0].round, tensors)
 
-    # What the trainers ask
+    # Calls by the trainers
 
     def _collect(self) -> None:
-        """Counts what was sent, and brings what was recorded to the host."""
-        for sent, rounds in self._recorder.exchanged():
+        """Count the messages, and copy recorded values to the host."""
+        for sent, done in self._recorder.exchanged():
             self.sent = sent
-            self._count_traffic(sent, rounds)
+            self._count_traffic(sent, done)
         for (name, key), entries in self._recorder.records().items():
             holder = self._holders[name]
             assert isinstance(holder, StackedLearner)
@@ -214,12 +231,12 @@ class Formation:
                 ledger.answered(dict(zip(self.names, answers, strict=True)), len(rounds))
             else:
                 graphs = [self._classroom.graph(federation, round) for round in rounds]
-                counts = Counter(map(id, graphs))  # most methods give one object for all rounds
+                counts = Counter(map(id, graphs))  # most methods return one object for all rounds
                 for graph in {id(graph): graph for graph in graphs}.values():
                     ledger.heard(graph, lambda _: everybody, counts[id(graph)])
 
     def complete(self) -> Message | None:
-        """Brings what servers still hold of the nodes' models to them; returns what that sends to each node."""
+        """Send the nodes the parts of their models that servers still hold. Return the message to each node."""
         return self._once("complete", self._complete)
 
     def _complete(self) -> Message | None:
@@ -234,16 +251,16 @@ class Formation:
         return message
 
     def validate(self) -> list[int]:
-        """How many validation samples each member gets right."""
+        """Return each member's number of correct validation samples."""
         return self._once("validate", lambda: self._counts(lambda group: group.predict, True))
 
     def validate_views(self) -> dict[str, list[int]]:
-        """As `validate`, for everything else that the method wants to be tested."""
+        """Return counts as `validate` does for each extra evaluation of the method, by name."""
         names = self.method.views(self.groups[0])
         return self._once("views", lambda: {name: self._counts(partial(self._view, name), False) for name in names})
 
     def _once(self, what: str, compute: Callable[[], T]) -> T:
-        """What every trainer asks after a round is computed for all of them when the first one asks."""
+        """Compute a value for all trainers when the first one needs it after a round."""
         if what not in self._known or self._known[what][0] != self.round:
             self._known[what] = (self.round, compute())
         found: T = self._known[what][1]
@@ -270,14 +287,14 @@ class Formation:
         return counts
 
     def keep_best(self, places: set[int]) -> None:
-        """Remembers the present weights of these members as their best."""
+        """Save the present weights of these members as their best."""
         for group in self.groups:
             wanted = [place in places for place in group.places.tolist()]
             if any(wanted):
                 group.keep_best(torch.tensor(wanted, device=self.device))
 
     def unsound(self) -> list[list[str]]:
-        """What of each member has parameters that are not finite, in words."""
+        """Return the names of each member's parameters that are not finite."""
         return self._once("unsound", self._unsound)
 
     def _unsound(self) -> list[list[str]]:
@@ -290,25 +307,25 @@ class Formation:
         return found
 
     def save(self, federation: int) -> None:
-        """Hands the learners and the server of a federation what is theirs."""
+        """Copy the state of a federation to its learners and its server."""
         if self.stale:
-            return  # they have it
+            return  # they have newer state
         for group in self.groups:
             group.save(self._of(federation, group))
         self.server.save(federation)
 
     def save_weights(self, federation: int) -> None:
-        """Hands the learners of a federation their models, whatever state a run that failed left the rest in."""
+        """Copy the weights of a federation to its learners. Other state may be invalid if the run failed."""
         if not self.stale:
             for group in self.groups:
-                StackedNetwork.save(group, self._of(federation, group))
+                group.network.save(self._of(federation, group))
 
     def _of(self, federation: int, group: StackedLearner) -> list[int]:
-        """Which members of a group are of a federation."""
+        """Return the positions in a group of a federation's members."""
         return [i for i, place in enumerate(group.places.tolist()) if place // len(self.names) == federation]
 
     def _load(self) -> None:
-        """Stacks what learners and servers hold, after they were restored."""
+        """Stack the state of learners and servers after a restore."""
         self.stale = False
         self._known.clear()
         for group in self.groups:
@@ -317,9 +334,9 @@ class Formation:
         self._recorder = self._new_recorder()
 
 
-def architectures_of(learners: Sequence[Learner]) -> list[list[Learner]]:
-    """Learners by what their models are: class, layout, and which parameters are trained."""
-    groups: dict[tuple[str, str, str], list[Learner]] = {}
+def architectures_of(learners: Sequence[NodeLearner]) -> list[list[NodeLearner]]:
+    """Group learners by their models: class, layout and trained parameters."""
+    groups: dict[tuple[str, str, str], list[NodeLearner]] = {}
     for learner in learners:
         (layout,) = architectures([learner])
         trained = str([name for name, p in learner.module.named_parameters() if p.requires_grad])
@@ -329,6 +346,6 @@ def architectures_of(learners: Sequence[Learner]) -> list[list[Learner]]:
 
 
 def _first_fault(message: Message, labels: Tensor | None) -> Tensor:
-    """0 where a member's message is sound, else 1 + the place of its first fault, `(members,)`."""
+    """Return 0 for each sound message, else 1 + the index of its first fault, `(members,)`."""
     flags = message.faults(labels)
     return torch.where(flags.any(-1), 1 + flags.to(torch.int8).argmax(-1), 0)

@@ -1,7 +1,7 @@
-"""Rounds recorded as CUDA graphs: what a round does is captured once for each kind of round, and then repeated.
+"""Rounds as CUDA graphs: each kind of round is recorded once and then replayed.
 
-Between rounds everything that a method keeps lives in tensors that stay where they are. A recorded round reads them,
-and writes what it left in memories, optimiser states and reported weights back to them.
+Between rounds, the state of a method is kept in tensors at fixed addresses. A recorded round reads them, and writes
+memories, optimiser states and reported weights back to them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fedh2l.network import Network
 Path = tuple[str, ...]
 Holders = Mapping[str, StackedLearner | StackedServer]
 Records = dict[tuple[str, str], list[tuple[int, Tensor]]]
-"""By holder and name, rounds and values `(members,)`."""
+"""Rounds and values `(members,)`, by holder and name."""
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Nothing is collected meanwhile: what a dead graph held would go back to CUDA, which ends a recording."""
+    """Pause garbage collection: freeing the memory of an old graph would end a recording."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -41,7 +41,7 @@ def undisturbed() -> Iterator[None]:
 
 
 class Slot(NamedTuple):
-    """A place where a tensor lives: whose and what it is, and of what kind."""
+    """Path, shape and type of a tensor with a fixed address."""
 
     path: Path
     shape: tuple[int, ...]
@@ -49,22 +49,22 @@ class Slot(NamedTuple):
 
 
 CAPACITY = 64
-"""How many rounds are prepared at a time."""
+"""Rounds prepared at a time."""
 
 
 class Residence:
-    """The tensors in which a run's state lives between rounds, each at its place."""
+    """Tensors with fixed addresses, for the state of a run between rounds."""
 
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
         self.tensors: dict[Slot, Tensor] = {}
 
     def slots(self) -> frozenset[Slot]:
-        """What there is at present; rounds that find the same do the same."""
+        """Return the slots of the present state. Rounds that start with the same slots do the same work."""
         return frozenset(_slot(path, tensor) for path, tensor in self._leaves())
 
     def settle(self) -> None:
-        """Moves what a round left behind to its place."""
+        """Copy the state after a round to its fixed tensors."""
         found = {_slot(path, tensor): tensor for path, tensor in self._leaves()}
         homes = {tensor.untyped_storage().data_ptr() for tensor in self.tensors.values()}
         moved = {
@@ -81,7 +81,7 @@ class Residence:
         self.restore(frozenset(found))
 
     def _check(self, slot: Slot) -> None:
-        """What is remembered of stacked nodes is remembered of each."""
+        """Refuse state of stacked nodes without a leading dimension of nodes."""
         holder = self.holders[slot.path[0]]
         if slot.shape[:1] != (len(holder.members),):
             raise MethodError(
@@ -90,13 +90,13 @@ class Residence:
             )
 
     def restore(self, slots: frozenset[Slot]) -> None:
-        """Gives every holder the tensors at these places, and no others."""
+        """Give every holder the tensors of these slots, and no others."""
         paths = {slot.path: self.tensors[slot] for slot in slots}
         for name, holder in self.holders.items():
             holder.memory = _at(paths, (name, "memory"))
             if isinstance(holder, StackedLearner):
                 holder.reported = _at(paths, (name, "reported")) or None
-                _restore_states(paths, (name, "own"), holder)
+                _restore_states(paths, (name, "own"), holder.network)
             for key, network in holder.networks.items():
                 _restore_states(paths, (name, f"network-{key}"), network)
 
@@ -105,7 +105,7 @@ class Residence:
             yield from (((name, "memory", key), value) for key, value in holder.memory.items())
             networks: dict[str, Network] = {f"network-{key}": value for key, value in holder.networks.items()}
             if isinstance(holder, StackedLearner):
-                networks["own"] = holder
+                networks["own"] = holder.network
                 yield from (((name, "reported", key), value) for key, value in (holder.reported or {}).items())
             for label, network in networks.items():
                 for phase, state in network.optimizer_states.items():
@@ -114,23 +114,23 @@ class Residence:
 
 @dataclass
 class Recording:
-    """One kind of round: run as it is the first time, which makes room for what it reads and writes, then recorded."""
+    """One kind of round. The first run allocates tensors, the second is recorded."""
 
     tape: Tape
     graph: torch.cuda.CUDAGraph | None = None
     after: frozenset[Slot] = frozenset()
-    """What there is when it is done."""
+    """Slots of the state after the round."""
     log: dict[str, tuple[list[str], Tensor]] = field(default_factory=dict)
-    """By holder, the names of what it records, and the values `(capacity, names, members)`."""
+    """Names and values `(capacity, names, members)` of recorded scalars, by holder."""
     sent: tuple[Message, ...] = ()
-    """What crosses in it: the message of all nodes as one, then the server's answers; only their sizes count."""
+    """Messages of the round: one for all nodes, then the server's answers. Only their sizes count."""
     random: bool = True
-    """Whether it draws from torch's own generator (dropout)."""
+    """Whether the round draws from torch's own generator (dropout)."""
     rounds: list[tuple[int, int]] = field(default_factory=list)
-    """The rounds it has done since its log was read, and where in the log they are."""
+    """Rounds since the log was read, with their positions in the log."""
 
     def read_log(self) -> Records:
-        """What was recorded since the last call, on the host."""
+        """Return the values recorded since the last call, on the host."""
         done, self.rounds = self.rounds, []
         if not done:
             return {}
@@ -143,7 +143,7 @@ class Recording:
 
 
 class Recorder:
-    """Runs rounds: the first of each kind as it is, the second while recording it, all others by repeating it."""
+    """Runs rounds. The first of each kind runs directly, the second is recorded, and all others are replayed."""
 
     def __init__(
         self, holders: Holders, draws: Draws, body: Callable[[int], tuple[Message, ...]], records: bool
@@ -156,7 +156,7 @@ class Recorder:
         self.residence.settle()
 
     def run(self, kinds: Sequence[tuple[int, object]], keep_going: Callable[[int], bool]) -> tuple[int, bool]:
-        """Runs rounds of these kinds, at most `CAPACITY`; returns the last one done, and whether to go on."""
+        """Run rounds of these kinds, at most `CAPACITY`. Return the last one done, and whether to continue."""
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             return self._run(kinds, keep_going)
 
@@ -191,14 +191,14 @@ class Recorder:
         return done, True
 
     def prepare(self, kinds: Sequence[tuple[int, object]]) -> None:
-        """Computes what rounds to come will draw, for those kinds of which the last block had some."""
+        """Compute the draws of later rounds, for the kinds of rounds in the last block."""
         for (kind, _), recording in self.recordings.items():
             rounds = [round for round, k in kinds if k == kind]
             if rounds and recording.rounds:
                 recording.tape.prepare(rounds)
 
     def _repeat(self, recording: Recording, round: int) -> None:
-        """A round of a kind that has been run before; where nothing can be recorded, it is run again."""
+        """Run a round of a known kind: replay it, or run it again if it cannot be recorded."""
         if recording.random and recording.tape.seed is not None:
             seed_generators(recording.tape.seed(round), self._device)
         if self._pool is None:
@@ -211,14 +211,14 @@ class Recorder:
         recording.graph.replay()
 
     def _drew(self) -> bool:
-        """Whether a round drew from torch's own generator since it was seeded."""
+        """Return whether a round drew from torch's own generator since it was seeded."""
         if self._device.type != "cuda":
             return True
         offset = torch.cuda.get_rng_state(self._device)[8:]
         return bool(offset.any())
 
     def _perform(self, recording: Recording, round: int) -> None:
-        """One round, from its draws to its log, run or recorded."""
+        """Run or record one round, from its draws to its log."""
         tape = recording.tape
         self._draws.tape, self._draws.now = tape, round
         try:
@@ -234,7 +234,7 @@ class Recorder:
             rows = []
             for entries in records.values():
                 values = [value.double() for _, value in entries]
-                rows.append(values[0] if len(values) == 1 else torch.stack(values).mean(0))  # digest steps, say
+                rows.append(values[0] if len(values) == 1 else torch.stack(values).mean(0))  # several digest steps
             table = torch.stack(rows)
             if name not in recording.log:
                 room = torch.zeros(CAPACITY, *table.shape, dtype=torch.float64, device=table.device)
@@ -247,7 +247,7 @@ class Recorder:
             recording.log[name][1].index_copy_(0, recording.tape.counter, table.unsqueeze(0))
 
     def exchanged(self) -> list[tuple[tuple[Message, ...], list[int]]]:
-        """What crossed since the records were last read, and in which rounds."""
+        """Return the messages since the records were last read, and their rounds."""
         return [
             (recording.sent, [round for round, _ in recording.rounds])
             for recording in self.recordings.values()
@@ -255,7 +255,7 @@ class Recorder:
         ]
 
     def records(self) -> Records:
-        """What was recorded since the last call, round by round, on the host."""
+        """Return the values recorded since the last call, by round, on the host."""
         collected: Records = {}
         for recording in self.recordings.values():
             for key, entries in recording.read_log().items():
@@ -271,7 +271,7 @@ class Recorder:
 
 
 def _positions(kinds: Sequence[tuple[int, object]]) -> dict[int, int]:
-    """Each round's place among the rounds of its kind."""
+    """Return each round's position among the rounds of its kind."""
     seen: dict[object, int] = {}
     positions = {}
     for round, kind in kinds:

@@ -1,4 +1,4 @@
-"""What is between the nodes: the server of methods that have one, and the count of all that crosses."""
+"""The server of methods that have one, and the ledger of all messages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fedh2l.engines.base import Fault
 from fedh2l.engines.residents import refused, under
-from fedh2l.learner import Learner
 from fedh2l.ledger import Ledger
 from fedh2l.messages import SERVER, Message
 from fedh2l.methods.base import Method
+from fedh2l.node_learner import NodeLearner
 from fedh2l.roster import Roster
 from fedh2l.server import Server
 
@@ -20,22 +20,20 @@ log = logging.getLogger("fedh2l")
 
 
 class Hub:
-    """The server, which answers, and the ledger, which counts; making one gives everybody what they start with."""
+    """Server and ledger of a federation. Construction prepares the state of the server and the nodes."""
 
-    def __init__(self, method: Method, learners: Sequence[Learner], roster: Roster, rounds: int) -> None:
+    def __init__(self, method: Method, learners: Sequence[NodeLearner], roster: Roster, rounds: int) -> None:
         self.method = method
         self.roster = roster
         self.ledger = Ledger()
-        self.server = Server(roster, learners[0].optimizer, learners[0].parameters.device)
+        self.server = Server(roster, learners[0].network.optimizer, learners[0].parameters.device)
         method.prepare(self.server, learners)
-        for learner in learners:
-            method.equip(learner)
         if not method.decentralised and not any(method.exchanges(round) for round in range(1, rounds + 1)):
             log.warning("%s exchanges nothing within %d rounds: its interval is longer", method.title, rounds)
         self._sent: list[tuple[Message, Tensor]] = []
 
     def answers(self, sent: Mapping[str, Message], round: int) -> dict[str, list[Message]]:
-        """The inbox of each node: what the server makes of what all of them sent."""
+        """Return each node's inbox: the server's answer to the messages of all nodes."""
         messages = [sent[name] for name in self.roster.names]
         self.server.seed_torch(round)
         answers = self.method.aggregate(self.server, messages, round)
@@ -47,23 +45,26 @@ class Hub:
         return {name: [answers[name]] for name in self.roster.names}
 
     def closing(self, round: int, count: bool) -> Message | None:
-        """What the server sends to every node at the end, counted if asked for."""
+        """Return the server's last message to every node. `count` adds it to the ledger."""
         message = self.method.closing(self.server, round)
         if message is not None and count:
             self.ledger.add(SERVER, self.roster.names, message)
         return message
 
     def faults(self) -> list[Fault]:
-        """What is unsound in the server's answers since the last call; an answer follows from what nodes sent."""
+        """Return the faults of the server's answers since the last call.
+
+        They count as later than faults of the nodes' messages, which can cause them.
+        """
         found = refused(self._sent, order=1.5)
         self._sent = []
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next exchange depends on, under the server's name."""
+        """Return everything that the next exchange depends on, under the server's name."""
         return {f"{SERVER}/{key}": value for key, value in self.server.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Hands the server its own of an engine's state."""
+        """Restore the server from an engine's state."""
         self._sent = []
         self.server.restore(under(SERVER, state))

@@ -1,7 +1,7 @@
-"""Nodes side by side in processes of one machine, where there are cores enough for that to pay.
+"""Engine that runs nodes in parallel processes of one machine, if it has enough cores for a gain in speed.
 
-Threads of one Python process wait for each other between operations, so four nodes in threads are no faster than one
-after the other with all cores to itself. In processes of their own they share nothing but what they send.
+Threads of one Python process block each other between operations. Four nodes in threads are therefore no faster than
+four nodes in sequence with all cores for each. Nodes in separate processes share nothing except their messages.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from fedh2l.settings import available_cores
 from fedh2l.topology import Graph
 
 RESTARTS = 10
-"""How many times processes that died are started again in a run."""
+"""Maximum number of process restarts in a run."""
 
 
 class UnsendableError(RunError):
-    """A node cannot be taken to another process: something in it cannot be written down, or read there."""
+    """A node cannot be pickled, or cannot be unpickled in another process."""
 
 
 class Heard(NamedTuple):
-    """What nodes hear in an exchange."""
+    """Messages that nodes receive in an exchange."""
 
-    round: int
     senders: Graph
-    """Whose messages are for whom; a server's answer stands under the name of its receiver."""
+    """Senders per receiver. A server's answer has the name of its receiver."""
     messages: Mapping[str, Sealed]
 
 
 class ProcessEngine(SpreadEngine):
-    """Runs the rounds of a federation whose nodes are dealt to some processes."""
+    """Runs the nodes of a federation in several processes."""
 
     def __init__(self, federation: Federation, processes: int) -> None:
         learners = federation.learners()
@@ -58,31 +57,31 @@ class ProcessEngine(SpreadEngine):
             raise
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
-        """Legs up to the next exchange, each beginning with what was heard in the one before."""
+        """Run rounds in legs, each up to the next exchange. Return the last round that was done.
+
+        Each leg first delivers the messages of the leg before.
+        """
         reached, heard, going = first - 1, None, True
         while reached < last and going:
             rounds = self._until_exchange(reached + 1, last)
             reached, exchanges = rounds[-1], self.method.exchanges(rounds[-1])
             teachers = self.method.teachers(self.roster, reached) if exchanges and self.method.decentralised else {}
-            sent, sizes = self._leg(rounds, heard, exchanges, teachers)
+            sent, sizes = self._leg(rounds, heard)
             heard = self._exchange(reached, sent, sizes, teachers) if exchanges else None
             for round in rounds:
                 going = keep_going(round) and going
         if heard is not None:
-            self._leg(range(0), heard, False, {})
+            self._leg(range(0), heard)
         self._round_done = reached
         return reached
 
-    def _leg(
-        self, rounds: range, heard: Heard | None, sends: bool, teachers: Graph
-    ) -> tuple[dict[str, Sealed], dict[str, Size]]:
-        """All processes do these rounds; returns what their nodes send to those they teach, and its sizes."""
+    def _leg(self, rounds: range, heard: Heard | None) -> tuple[dict[str, Sealed], dict[str, Size]]:
+        """Run these rounds in all processes. Return the messages of the nodes, and their sizes."""
         requests = []
         for group in self.groups:
-            expects = {node.name: teachers[node.name] for node in group} if teachers else {}
             ears = {node.name: heard.senders[node.name] for node in group} if heard else {}
             needed = {sender: heard.messages[sender] for each in ears.values() for sender in each} if heard else {}
-            requests.append(("leg", Leg((heard.round, ears) if heard else None, rounds, sends, expects), needed))
+            requests.append(("leg", Leg(ears if heard else None, rounds), needed))
         sent: dict[str, Sealed] = {}
         sizes: dict[str, Size] = {}
         for outbox, size in self._told(requests):
@@ -91,18 +90,18 @@ class ProcessEngine(SpreadEngine):
         return sent, sizes
 
     def _exchange(self, round: int, sent: Mapping[str, Sealed], sizes: Mapping[str, Size], teachers: Graph) -> Heard:
-        """Between nodes messages are passed on unread; a server reads them."""
+        """Return the messages to deliver. Messages between nodes stay encoded, and a server decodes them."""
         if self.method.decentralised:
             self.ledger.heard(teachers, sizes.__getitem__)
-            return Heard(round, teachers, sent)
+            return Heard(teachers, sent)
         said = self.hub.answers({name: unsealed(message) for name, message in sent.items()}, round)
         distinct = {id(answer): answer for (answer,) in said.values()}
         written = {key: sealed(answer) for key, answer in distinct.items()}
         answers = {name: written[id(answer)] for name, (answer,) in said.items()}
-        return Heard(round, {name: (name,) for name in self.roster.names}, answers)
+        return Heard({name: (name,) for name in self.roster.names}, answers)
 
     def revive(self) -> list[str]:
-        """Starts the processes that are gone again; all of them have to be restored then."""
+        """Restart the lost processes. Return the names of their nodes. All processes must be restored afterwards."""
         lost = [place for place, worker in enumerate(self._workers) if not worker.alive()]
         self._restarts += len(lost)
         if self._restarts > RESTARTS:
@@ -119,7 +118,10 @@ class ProcessEngine(SpreadEngine):
         self._told([("ask", question, part) for part in parts])
 
     def _told(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What all say, each to its own request; after a loss, `revive` hears those who were asked to their end."""
+        """Send each process its request. Return all answers.
+
+        If a process is lost, `revive` reads the answers of the others.
+        """
         for worker, request in zip(self._workers, requests, strict=True):
             worker.tell(*request)
         return checked([worker.answer() for worker in self._workers])

@@ -1,7 +1,7 @@
-"""Nodes on a Ray cluster, or in processes of one machine: an actor for each, or for each of a few groups.
+"""Engine that runs nodes in Ray actors, with one actor per node or per group of nodes.
 
-Actors hand their messages to each other through Ray's object store; the driver says who hears whom, counts, and is
-the server where a method has one. It hands out work ahead of what is done, so that no actor waits for it.
+Actors exchange messages through Ray's object store. The driver selects the receivers, counts the messages, and runs the
+server if the method has one. It submits work in advance, so that no actor waits for the driver.
 """
 
 from __future__ import annotations
@@ -23,30 +23,29 @@ from fedh2l.federation import Federation
 from fedh2l.topology import Graph
 
 AHEAD = 3
-"""How many legs are handed out before the first of them is done."""
+"""Maximum number of submitted legs that are not done."""
 
 
 class Flight(NamedTuple):
-    """A leg that all actors were given."""
+    """A leg that was submitted to all actors."""
 
     rounds: range
     teachers: Graph | None
-    """Who hears whom in the exchange at its end, where there is no server."""
+    """Senders per receiver in the exchange at its end. None if there is a server or no exchange."""
     sizes: list[Any]
 
 
 class Post(NamedTuple):
-    """What was sent in a round and is to be heard at the start of the next leg."""
+    """Messages of a round, which the next leg delivers first."""
 
-    round: int
     heard: Graph
-    """Whose messages are for whom; a server's answer stands under the name of its receiver."""
+    """Senders per receiver. A server's answer has the name of its receiver."""
     outboxes: list[tuple[Any, ...]]
-    """For each actor, the objects that hold what its nodes hear."""
+    """References to the objects with the messages for each actor's nodes."""
 
 
 class RayEngine(SpreadEngine):
-    """Runs the rounds of a federation whose nodes are in Ray actors."""
+    """Runs the nodes of a federation in Ray actors."""
 
     def __init__(self, federation: Federation) -> None:
         learners = federation.learners()
@@ -58,7 +57,7 @@ class RayEngine(SpreadEngine):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Ray's errors as ours: what an actor raised on purpose, and that one is gone."""
+        """Translate Ray's exceptions: raise an actor's own error, or `NodesLostError` for a lost actor."""
         try:
             yield
         except RayTaskError as error:
@@ -72,12 +71,12 @@ class RayEngine(SpreadEngine):
             raise NodesLostError from None
 
     def revive(self) -> list[str]:
-        """Starts the actors that are gone again; all of them have to be restored then."""
+        """Restart the lost actors. Return the names of their nodes. All actors must be restored afterwards."""
         self._discard()
         return self._fleet.replace_lost()
 
     def _discard(self) -> None:
-        """Waits for the legs that are under way to end, one way or the other."""
+        """Wait for all submitted legs and ignore their results."""
         for ref in [ref for flight in self._flying for ref in flight.sizes]:
             with suppress(Exception):
                 ray.get(ref)
@@ -86,7 +85,7 @@ class RayEngine(SpreadEngine):
     # Rounds
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
-        """Hands out rounds in legs, each up to the next exchange."""
+        """Run rounds in legs, each up to the next exchange. Return the last round that was done."""
         self._going = True
         reached, post = first - 1, None
         with self._translated():
@@ -96,7 +95,7 @@ class RayEngine(SpreadEngine):
                 reached, post = rounds[-1], None
                 if self.method.exchanges(reached):
                     if not self.method.decentralised:
-                        self._land(0, keep_going)  # the server answers when all have sent
+                        self._land(0, keep_going)  # the server needs the messages of all nodes
                     post = self._post(reached, outboxes)
                 self._land(AHEAD, keep_going)
             if post is not None:
@@ -106,26 +105,26 @@ class RayEngine(SpreadEngine):
         return reached
 
     def _fly(self, rounds: range, post: Post | None) -> list[Any]:
-        """Hands out a leg of these rounds, with what is to be heard before; returns where the outboxes will be."""
+        """Submit a leg, with the messages to deliver first. Return references to the outboxes."""
         sends = bool(rounds) and self.method.exchanges(rounds[-1])
         results = []
         for place, actor in enumerate(self._fleet.actors):
-            heard = (post.round, {node.name: post.heard[node.name] for node in self.groups[place]}) if post else None
+            heard = {node.name: post.heard[node.name] for node in self.groups[place]} if post else None
             outboxes = post.outboxes[place] if post else ()
-            results.append(actor.leg.options(num_returns=2).remote(Leg(heard, rounds, sends), *outboxes))
+            results.append(actor.leg.options(num_returns=2).remote(Leg(heard, rounds), *outboxes))
         teachers = self.method.teachers(self.roster, rounds[-1]) if sends and self.method.decentralised else None
         self._flying.append(Flight(rounds, teachers, [sizes for _, sizes in results]))
         return [outbox for outbox, _ in results]
 
     def _post(self, round: int, outboxes: Sequence[Any]) -> Post:
-        """Directs what was sent in a round to those who hear it, each actor getting what its nodes need."""
+        """Route the messages of a round. Each actor gets those that its nodes need."""
         teachers = self._flying[-1].teachers if self._flying else None
         if teachers is not None:
             needed = [
                 sorted({self._home[sender] for node in group for sender in teachers[node.name]})
                 for group in self.groups
             ]
-            return Post(round, teachers, [tuple(outboxes[place] for place in places) for places in needed])
+            return Post(teachers, [tuple(outboxes[place] for place in places) for places in needed])
         sent = {sender: message for outbox in ray.get(list(outboxes)) for sender, message in outbox.items()}
         answers = {name: answer for name, (answer,) in self.hub.answers(sent, round).items()}
         if len({id(answer) for answer in answers.values()}) == 1:
@@ -133,10 +132,10 @@ class RayEngine(SpreadEngine):
             posted = [(everybody,) for _ in self.groups]
         else:
             posted = [(ray.put({node.name: answers[node.name] for node in group}),) for group in self.groups]
-        return Post(round, {name: (name,) for name in self.roster.names}, posted)
+        return Post({name: (name,) for name in self.roster.names}, posted)
 
     def _land(self, ahead: int, keep_going: Callable[[int], bool]) -> None:
-        """Waits until no more legs are under way than that, and counts what was sent in those that are done."""
+        """Wait until at most `ahead` legs are not done. Count the messages of the others."""
         while len(self._flying) > ahead:
             flight = self._flying[0]
             sizes: dict[str, Size] = {}
@@ -148,7 +147,7 @@ class RayEngine(SpreadEngine):
             for round in flight.rounds:
                 self._going = keep_going(round) and self._going
 
-    # Questions
+    # Requests
 
     def _ask(self, question: str, *arguments: Any) -> list[Any]:
         with self._translated():

@@ -1,4 +1,4 @@
-"""The processes that the nodes of a federation are dealt to, on a Ray cluster or on this machine."""
+"""Ray actors for the nodes of a federation, on a cluster or on this machine."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ log = logging.getLogger("fedh2l")
 T = TypeVar("T")
 
 LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError, NodeDiedError)
-"""How Ray says that a process or machine is gone."""
+"""Ray's exceptions for a lost process or machine."""
 
 
 class RayActor(Actor):
-    """In a process of the cluster, on a GPU if it was given one."""
+    """An actor in a process of the cluster, on a GPU if Ray assigned one."""
 
     def __init__(self, stored: Sequence[Any], cores: int, paths: Sequence[str]) -> None:
         for path in paths:
@@ -49,7 +49,7 @@ class RayActor(Actor):
 
 
 class Fleet:
-    """An actor for each group of nodes, started again where it dies; making one connects to the cluster."""
+    """One actor per group of nodes, restarted when it dies. The constructor connects to the cluster."""
 
     def __init__(self, groups: Sequence[Sequence[Node]], settings: RaySettings) -> None:
         self.settings = settings
@@ -60,7 +60,7 @@ class Fleet:
         self._restarts = 0
 
     def start(self, common: Common, parts: Mapping[str, Part]) -> None:
-        """Starts every actor; what they start with stays where one that is started again finds it."""
+        """Start all actors. Their initial data stays in the object store for restarts."""
         try:
             self._common = ray.put(common)
             self._parts = [self._sent(place, [parts[node.name] for node in g]) for place, g in enumerate(self.groups)]
@@ -88,7 +88,7 @@ class Fleet:
             raise ConfigError(f"resources of {self._who(place)}: {why}") from None
 
     def _await(self, actors: Sequence[Any]) -> None:
-        """Until actors are at work; says so if the cluster has no room for them."""
+        """Wait until the actors are running. Raise `RunError` if the cluster has no room for them."""
         began = time.monotonic()
         waiting = [actor.ask.remote("parameter_bytes") for actor in actors]
         told = False
@@ -114,7 +114,7 @@ class Fleet:
         return ", ".join(f"node '{node.name}'" for node in self.groups[place])
 
     def replace_lost(self) -> list[str]:
-        """Starts the actors that are gone again; returns the names of their nodes."""
+        """Restart the lost actors. Return the names of their nodes."""
         lost = [place for place, actor in enumerate(self.actors) if not _alive(actor)]
         self._restarts += len(lost)
         if self._restarts > self.settings.restarts:
@@ -123,13 +123,13 @@ class Fleet:
                 f"(ray.restarts); is there enough memory for all of them?"
             )
         for place in lost:
-            ray.kill(self.actors[place])  # it may only be out of reach
+            ray.kill(self.actors[place])  # it may be alive but unreachable
             self.actors[place] = self._actor(place)
         self._await([self.actors[place] for place in lost])
         return [node.name for place in lost for node in self.groups[place]]
 
     def end(self) -> None:
-        """Ends the actors, and Ray if it was started for them."""
+        """Stop the actors, and Ray if it was started for them."""
         for actor in self.actors:
             ray.kill(actor)
         if self._started:
@@ -137,9 +137,9 @@ class Fleet:
 
 
 def connect(settings: RaySettings, cpus: float = 0) -> bool:
-    """Connects to the cluster, or starts Ray on this machine; whether it was started, and so is to be ended.
+    """Connect to the cluster, or start Ray on this machine. Return whether Ray must be shut down afterwards.
 
-    `cpus` is what will be asked for: a machine of one's own may be shared out more than once.
+    `cpus` is the number of CPUs that the actors will request. On this machine it may exceed the number of cores.
     """
     if ray.is_initialized():
         return False
@@ -161,12 +161,15 @@ def connect(settings: RaySettings, cpus: float = 0) -> bool:
 
 
 def patiently(start: Callable[[], T]) -> T:
-    """What `start` gives, tried up to three times: Ray's daemons have half a minute, too little for a busy machine."""
+    """Return the result of `start`, with up to three attempts.
+
+    Ray's daemons have half a minute to start, which is too short on a busy machine.
+    """
     attempts = 0
     while True:
         try:
             return start()
-        except Exception as error:  # of daemons that are late Ray says nothing more special
+        except Exception as error:  # Ray has no specific exception for slow daemons
             attempts += 1
             if attempts == 3:
                 raise RuntimeError(str(error)) from error
@@ -174,14 +177,14 @@ def patiently(start: Callable[[], T]) -> T:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError if nobody answers there; Ray itself would try for minutes."""
+    """Raise `OSError` if the address does not answer. Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if "://" not in address and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _wanted(asked: Sequence[Mapping[str, float]], settings: RaySettings) -> dict[str, Any]:
-    """What an actor asks the cluster for: the sum of what its nodes do."""
+    """Return the resources that an actor requests: the sum of its nodes' requests."""
     total: dict[str, float] = {}
     for resources in asked:
         for key, amount in {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **resources}.items():

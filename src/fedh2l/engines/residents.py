@@ -1,13 +1,11 @@
-"""The nodes that live in one process: side by side on a CPU, one after the other where they would be in the way.
+"""The nodes in one process: in parallel on CPU cores, or one after the other.
 
-An engine has one set of residents, or several, each in a process of its own; what crosses between nodes is the
-engine's business (`hub.py`).
+An engine has one set of residents, or several in separate processes. Engines deliver the messages (`hub.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -19,44 +17,44 @@ from fedh2l.learner import Learner
 from fedh2l.messages import Message, Posteriors
 from fedh2l.methods.base import Method, check_declared
 from fedh2l.metrics import count_correct
-from fedh2l.topology import Graph
+from fedh2l.node_learner import NodeLearner
+
+Outbox = dict[str, Message]
+"""The message of each node."""
+Inboxes = Mapping[str, Sequence[Message]]
+"""The messages for each node."""
 
 
 class Residents:
-    """Learners of one federation, and what a round asks of each of them.
+    """Runs the nodes in this process, in threads if there are enough cores.
 
-    The order in which they take their turns within a phase makes no difference, so they take them at once, in
-    threads, as far as there are cores. Models that draw from torch's own generator (dropout) share it, so they take
-    theirs one after the other.
+    The order of nodes within a phase makes no difference, so they run in parallel. Models that draw from torch's own
+    generator (dropout) share it, so they run one after the other.
     """
 
-    def __init__(self, learners: Sequence[Learner], method: Method) -> None:
+    def __init__(self, learners: Sequence[NodeLearner], method: Method) -> None:
         self.learners = list(learners)
         self.method = method
         self._crew = Crew(self.learners)
         self._sent: list[tuple[Message, Tensor]] = []
-        """Messages since the last look at them, with their faults, still on the device."""
+        """Messages since the last check, with their faults on the device."""
         self._signals: list[tuple[Posteriors, Tensor]] = []
-        """Signals since then, with the labels of their batches: they are small, and searched for faults together."""
+        """Posteriors since the last check, with the labels of their batches. They are small, and checked together."""
         self._last: dict[str, dict[str, Tensor]] = {}
-        self._passes_teach = False
-        """Whether a pass forward was seen to change a model, so that none is done ahead."""
 
-    def local_steps(self, round: int) -> None:
-        """Every node trains on what it holds."""
+    def local_step(self, round: int) -> None:
+        """Train every node on its local data."""
         self._crew.each("torch-local", round, lambda learner: self.method.local_step(learner, round), self.learners)
-        if not self.method.exchanges(round):
-            average(self.learners, exchanged=False)
 
-    def emit(self, round: int) -> dict[str, Message]:
-        """What all nodes send."""
+    def emit(self, round: int) -> Outbox:
+        """Return the messages of all nodes."""
         messages = self._crew.each("torch-emit", round, lambda node: self.method.emit(node, round), self.learners)
         for sender, message in zip(self.learners, messages, strict=True):
             self._accept(sender, message)
         return {sender.name: message for sender, message in zip(self.learners, messages, strict=True)}
 
     def _accept(self, learner: Learner, message: Message) -> None:
-        """Holds a message to the same rules as a network would; its faults are read later, all at once."""
+        """Validate an outgoing message. Faults are collected on the device and read at the next evaluation."""
         check_declared(self.method, message)
         if isinstance(message, Posteriors):
             rows = self.method.public_batch_rows(learner.batch_size)
@@ -66,49 +64,31 @@ class Residents:
         else:
             self._sent.append((message, message.faults()))
 
-    def anticipate(self, senders: Graph, round: int) -> None:
-        """What can be done of `receive` while messages are on their way; for several nodes it would need much memory.
-
-        What goes wrong here goes wrong again in `receive`, where it is told.
-        """
-        if len(self.learners) > 1 or self._passes_teach:
-            return
-        (learner,) = self.learners
-        buffers = [buffer.clone() for buffer in learner.module.buffers()]
-        with suppress(Exception):
-            self._crew.each(
-                "torch-mutual", round, lambda node: self.method.anticipate(node, senders[node.name], round), [learner]
-            )
-        if not all(torch.equal(now, then) for now, then in zip(learner.module.buffers(), buffers, strict=True)):
-            learner.ready, self._passes_teach = None, True  # it would learn twice, if this is in vain
-            with torch.no_grad():
-                for now, then in zip(learner.module.buffers(), buffers, strict=True):
-                    now.copy_(then)
-
-    def receive(self, inboxes: Mapping[str, Sequence[Message]], round: int) -> None:
-        """Every node learns from its inbox."""
+    def receive(self, inboxes: Inboxes, round: int) -> None:
+        """Train every node on its inbox."""
         self._crew.each(
             "torch-mutual",
             round,
             lambda learner: self.method.receive(learner, inboxes[learner.name], round),
             self.learners,
         )
-        for learner in self.learners:
-            learner.ready = None  # whatever was not asked for
-        average(self.learners, exchanged=True)
+
+    def update_averages(self, exchanged: bool) -> None:
+        """Update the moving averages of all nodes."""
+        update_averages(self.learners, exchanged)
 
     def forget(self) -> None:
-        """No node learns any more from what it has received."""
+        """Drop received messages, so that no node trains on them again."""
         for learner in self.learners:
             self.method.forget(learner)
 
     def complete(self, message: Message) -> None:
-        """Brings to every node what a server still held of its model."""
+        """Send every node the part of its model that a server still holds."""
         for learner in self.learners:
             self.method.complete(learner, message)
 
     def faults(self, round: int) -> list[Fault]:
-        """What is unsound since the last call, up to `round`: losses, parameters, messages."""
+        """Return the faults since the last call, up to `round`: losses, parameters, messages."""
         found: list[Fault] = []
         for learner in self.learners:
             for what, network in learner.in_training():
@@ -121,12 +101,13 @@ class Residents:
                     found.append(
                         Fault(entries[finite.index(False)][0], order, learner.name, f"its {name} is not finite")
                     )
-        found += refused(self._sent + _examined(self._signals), order=1)
+        labels = {id(message): labels for message, labels in self._signals}
+        found += refused(self._sent + _examined(self._signals), 1, labels)
         self._sent, self._signals = [], []
         return found
 
     def series(self) -> dict[str, dict[str, list[float]]]:
-        """What each node recorded since the last call, scalar by scalar."""
+        """Return the scalars that each node recorded since the last call."""
         collected = {}
         for learner in self.learners:
             collected[learner.name] = {
@@ -137,20 +118,20 @@ class Residents:
         return collected
 
     def validate(self) -> dict[str, int]:
-        """For each node, how many samples of everybody's validation data its model gets right."""
+        """Return each model's number of correct samples of the pooled validation data."""
         return {name: right for name, (right,) in self.correct([self._validation]).items()}
 
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """For each node, how many samples of each set its model gets right."""
+        """Return each model's number of correct samples in each set."""
 
-        def count(learner: Learner) -> list[int]:
+        def count(learner: NodeLearner) -> list[int]:
             with learner.showing(learner.shown):
                 return [count_correct(learner.predict, samples) for samples in sets]
 
         return dict(zip((learner.name for learner in self.learners), self._crew.map(count), strict=True))
 
     def validate_views(self) -> dict[str, dict[str, int]]:
-        """As `validate`, for everything else that the method wants to be tested, by name."""
+        """Return counts as `validate` does for each extra evaluation of the method, by name."""
         names = [learner.name for learner in self.learners]
         counts = {}
         for view in self.method.views(self.learners[0]):
@@ -159,7 +140,7 @@ class Residents:
         return counts
 
     def correct_view(self, view: str, names: Sequence[str], sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """As `correct`, for one view of those of these nodes that are here."""
+        """Return counts as `correct` does for one extra evaluation of the named nodes in this process."""
         return {
             learner.name: [count_correct(self.method.views(learner)[view], samples) for samples in sets]
             for learner in self.learners
@@ -173,68 +154,68 @@ class Residents:
         return validation
 
     def keep_best(self, names: Iterable[str]) -> None:
-        """Remembers the present weights of those of these nodes that are here as their best."""
+        """Save the present weights of the named nodes in this process as their best."""
         wanted = set(names)
         for learner in self.learners:
             if learner.name in wanted:
-                learner.best = learner.shown or learner.weights()
+                learner.best = learner.shown or learner.network.weights()
 
     @property
     def selected(self) -> bool:
-        """Whether training is over, and models hold what was selected."""
+        """Whether training is over and the models have their selected weights."""
         return bool(self._last)
 
     def select(self, which: Which) -> None:
-        """Puts the best or last weights in every model; the last ones are remembered when they first give way."""
+        """Load the best or last weights into every model. The first call saves the last weights."""
         if not self._last:
-            self._last = {learner.name: learner.shown or learner.weights() for learner in self.learners}
+            self._last = {learner.name: learner.shown or learner.network.weights() for learner in self.learners}
         for learner in self.learners:
             learner.end_of_training()
-            learner.load_weights(learner.best if which == "best" and learner.best else self._last[learner.name])
+            learner.network.load_weights(learner.best if which == "best" and learner.best else self._last[learner.name])
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
-        """The state dict of each node's model."""
+        """Return the state dict of each node's model."""
         return {learner.name: learner.module.state_dict() for learner in self.learners}
 
     def logits(self, inputs: Tensor) -> dict[str, Tensor]:
-        """What each node's model says of `inputs` `(n, …)`, on the CPU: `(n, classes)`."""
+        """Return each model's logits for `inputs` `(n, …)`, on the CPU: `(n, classes)`."""
         said = {}
         for learner in self.learners:
-            with learner.exactly():
+            with learner.network.exactly():
                 said[learner.name] = learner.predict(inputs.to(learner.parameters.device)).cpu()
         return said
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next round depends on, under `node/…`."""
+        """Return everything that the next round depends on, under `node/…`."""
         return {f"{learner.name}/{key}": value for learner in self.learners for key, value in learner.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Hands each learner its own of what `state` returned."""
+        """Restore each learner from a result of `state`."""
         self._sent, self._signals, self._last = [], [], {}
         for learner in self.learners:
             learner.restore(under(learner.name, state))
 
     @property
     def parameter_bytes(self) -> int:
-        """The size of all models' parameters."""
+        """Size of all models' parameters in bytes."""
         return sum(learner.parameters.nbytes for learner in self.learners)
 
     def close(self) -> None:
-        """Gives the modules back."""
+        """Stop the threads and release the modules."""
         self._crew.close()
         for learner in self.learners:
             learner.release()
 
 
-def average(learners: Iterable[Learner], exchanged: bool) -> None:
-    """At the end of a round: a model that only an exchange makes, as parameter averaging does, is averaged after it."""
+def update_averages(learners: Iterable[Learner], exchanged: bool) -> None:
+    """Update the averages of the weights to evaluate. If only exchanges set them (FedAvg), update after exchanges."""
     for learner in learners:
         if learner.decay and (exchanged or learner.reported is None):
             learner.average()
 
 
 def _examined(signals: Sequence[tuple[Posteriors, Tensor]]) -> list[tuple[Message, Tensor]]:
-    """Signals with their faults, which are searched for in all that are alike at once."""
+    """Return posteriors with their faults. Messages of one shape are checked together."""
     alike: dict[tuple[object, ...], list[tuple[Posteriors, Tensor]]] = {}
     for message, labels in signals:
         alike.setdefault((message.values.shape, message.flagged), []).append((message, labels))
@@ -248,17 +229,24 @@ def _examined(signals: Sequence[tuple[Posteriors, Tensor]]) -> list[tuple[Messag
     return found
 
 
-def refused(sent: Sequence[tuple[Message, Tensor]], order: float) -> list[Fault]:
-    """The messages that a receiver would refuse, by faults that are read from the device all at once."""
+def refused(
+    sent: Sequence[tuple[Message, Tensor]], order: float, labels: Mapping[int, Tensor] | None = None
+) -> list[Fault]:
+    """Return the faults of messages that a receiver would refuse. All flags are read from the device at once.
+
+    `labels` are those of the messages' batches, by the id of the message.
+    """
     if not sent or not bool(torch.cat([faults for _, faults in sent]).any()):
         return []
-    return [
-        Fault(message.round, order, message.sender, f"it sent {message.FAULTS[faults.tolist().index(True)]}")
-        for message, faults in sent
-        if bool(faults.any())
-    ]
+    found = []
+    for message, faults in sent:
+        if bool(faults.any()):
+            place = faults.tolist().index(True)
+            what = message.explain(place, (labels or {}).get(id(message)))
+            found.append(Fault(message.round, order, message.sender, what, diverged=place == 0))
+    return found
 
 
 def under(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries `name/…` of an engine's state, without that name."""
+    """Return the entries `name/…` of an engine's state, without that name."""
     return {key.removeprefix(f"{name}/"): value for key, value in state.items() if key.startswith(f"{name}/")}

@@ -1,4 +1,4 @@
-"""Nodes spread over several processes: what engines of that kind have in common."""
+"""Common base of the engines that run nodes in several processes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from fedh2l.domain import Samples
 from fedh2l.engines.base import Engine, Fault, NodesLostError, Which, raise_earliest
 from fedh2l.engines.hub import Hub
 from fedh2l.federation import Federation
-from fedh2l.learner import Learner
 from fedh2l.node import Node
+from fedh2l.node_learner import NodeLearner
 
 log = logging.getLogger("fedh2l")
 
 LEG = 10
-"""Rounds without an exchange that an actor does at a time, at most, so that a run can be stopped soon."""
+"""Maximum number of rounds per leg without an exchange, so that a run can be stopped soon."""
 
 
 class SpreadEngine(Engine):
-    """Asks actors, each with a group of nodes, what an engine is asked. The server and the ledger are here."""
+    """Passes the calls of an engine to actors with groups of nodes. The server and the ledger are in this process."""
 
     fragile = True
 
-    def __init__(self, federation: Federation, learners: Sequence[Learner], groups: Sequence[Sequence[Node]]) -> None:
+    def __init__(
+        self, federation: Federation, learners: Sequence[NodeLearner], groups: Sequence[Sequence[Node]]
+    ) -> None:
         self.roster = federation.roster
         self.groups = groups
         self.method = federation.method.fitted(learners, federation.settings.rounds)
@@ -39,63 +41,57 @@ class SpreadEngine(Engine):
             for learner, node in zip(learners, federation.members, strict=True)
             if isinstance(node.model, nn.Module)
         }
-        """Those whose module is the caller's: what they learn is brought back to it."""
+        """Learners of the caller's modules, which get the trained weights at the end."""
         self._home = {node.name: place for place, group in enumerate(groups) for node in group}
-        """In which actor each node is."""
+        """Index of the actor of each node."""
         self._sets: tuple[Sequence[Samples], Any] | None = None
         self._round_done = 0
 
     @abstractmethod
     def _ask(self, question: str, *arguments: Any) -> list[Any]:
-        """What each actor says."""
+        """Call a method of each actor. Return the results."""
 
     @abstractmethod
     def _hand_out(self, question: str, parts: Sequence[Any]) -> None:
-        """Tells each actor its own part."""
+        """Call a method of each actor with that actor's part."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Ends the actors."""
+        """Stop the actors."""
 
     def _stored(self, value: Any) -> Any:
-        """Something that many actors are told, put where they find it."""
+        """Return a form of the value that many actors can share."""
         return value
 
     def _until_exchange(self, first: int, last: int) -> range:
-        """Rounds that actors can do by themselves."""
+        """Return the rounds up to the next exchange, at most `LEG` of them."""
         end = min(last, first + LEG - 1)
         return range(first, next((round for round in range(first, end) if self.method.exchanges(round)), end) + 1)
 
     def _named(self, question: str, *arguments: Any) -> dict[str, Any]:
-        """What the actors say of their nodes, in roster order."""
+        """Call a method of each actor. Return the results by node, in roster order."""
         said = {name: value for part in self._ask(question, *arguments) for name, value in part.items()}
         return {name: said[name] for name in self.roster.names if name in said}
 
     def verify(self) -> None:
-        """Asks all."""
         found: list[Fault] = [fault for part in self._ask("faults", self._round_done) for fault in part]
         raise_earliest(found + self.hub.faults())
 
     def series(self) -> dict[str, dict[str, list[float]]]:
-        """Asks all."""
         return self._named("series")
 
     def complete(self, count: bool) -> None:
-        """Tells all."""
         message = self.hub.closing(self._round_done, count)
         if message is not None:
             self._ask("complete", self._stored(message))
 
     def validate(self) -> dict[str, int]:
-        """Asks all."""
         return self._named("validate")
 
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """Asks all."""
         return self._named("correct", self._stored_sets(sets))
 
     def validate_views(self) -> dict[str, dict[str, int]]:
-        """Asks all."""
         counts: dict[str, dict[str, int]] = {}
         for part in self._ask("validate_views"):
             for view, right in part.items():
@@ -103,7 +99,6 @@ class SpreadEngine(Engine):
         return counts
 
     def correct_view(self, view: str, names: Sequence[str], sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """Asks all; those of other nodes have nothing to say."""
         return self._named("correct_view", view, list(names), self._stored_sets(sets))
 
     def _stored_sets(self, sets: Sequence[Samples]) -> Any:
@@ -112,27 +107,24 @@ class SpreadEngine(Engine):
         return self._sets[1]
 
     def keep_best(self, names: Iterable[str]) -> None:
-        """Tells all."""
         self._ask("keep_best", list(names))
 
     def select(self, which: Which) -> None:
-        """Tells all."""
         self._ask("select", which)
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
-        """Asks all."""
         return self._named("state_dicts")
 
     def logits(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Asks all."""
         return self._named("logits", inputs)
 
     def state(self) -> dict[str, Tensor]:
-        """The same as the local engine's, so that either may go on from it."""
+        """Return the same state as the local engine, so that either engine can resume from it."""
         return {key: value for part in self._ask("state") for key, value in part.items()} | self.hub.state()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Hands each actor the states of its own nodes."""
+    def restore(self, state: Mapping[str, Tensor], round: int = 0) -> None:
+        """Send each actor the states of its nodes."""
+        self._round_done = round
         parts: list[dict[str, Tensor]] = [{} for _ in self.groups]
         for key, value in state.items():
             place = self._home.get(key.split("/")[0])
@@ -143,18 +135,18 @@ class SpreadEngine(Engine):
 
     @property
     def parameter_bytes(self) -> int:
-        """Of all nodes."""
+        """Bytes of the parameters of all nodes."""
         return self._bytes
 
     def close(self) -> None:
-        """Brings back what the caller's modules learned, and ends the actors."""
+        """Copy the trained weights into the caller's modules, and stop the actors."""
         try:
             if self._given:
                 learned = self.state_dicts()
                 for name, learner in self._given.items():
                     learner.module.load_state_dict(learned[name])
         except NodesLostError:
-            log.warning("a node is gone, so the modules that were given keep their initial weights")
+            log.warning("a node is lost, so your modules keep their initial weights")
         finally:
             self._end()
             for learner in self._given.values():

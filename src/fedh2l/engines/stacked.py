@@ -1,7 +1,7 @@
 """Many networks as one, with a leading dimension of members in every tensor.
 
-Members are ordinary networks; what they hold is stacked when a run begins or resumes, and written back to them when it
-is saved or ends.
+Members are ordinary networks. Their tensors are stacked when a run begins or resumes, and copied back to them when the
+run is saved or ends.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class StackedNetwork(Network):
         self._sizes = [p.numel() for _, p in named]
         self.load()
         self.stackable = len(members) > 1
-        """Whether the members are run as one, rather than one after the other."""
+        """Whether the members run as one, rather than one after the other."""
         self.recordable = True
-        """Whether the models leave all values on the device, so that a CUDA graph can hold what they do."""
+        """Whether the models keep all values on the device, so that they can be recorded as a CUDA graph."""
 
     def load(self) -> None:
-        """Stacks what the members hold."""
+        """Stack the tensors of the members."""
         self.vector = torch.stack([member.parameters for member in self.members])
         rest = [member._untrained() for member in self.members]
         self.rest = {name: torch.stack([tensors[name].detach() for tensors in rest]) for name in rest[0]}
@@ -58,7 +58,7 @@ class StackedNetwork(Network):
 
     @torch.no_grad()
     def save(self, places: Sequence[int]) -> None:
-        """Hands the members at these places what is theirs."""
+        """Copy the tensors of the members at these places back to them."""
         for place in places:
             member = self.members[place]
             member.parameters.copy_(self.vector[place])
@@ -71,7 +71,7 @@ class StackedNetwork(Network):
 
     @property
     def parameters(self) -> Tensor:
-        """All trainable parameters, one row a member."""
+        """All trainable parameters, one row per member."""
         return self.vector
 
     def _untrained(self) -> dict[str, Tensor]:
@@ -81,14 +81,14 @@ class StackedNetwork(Network):
         return [self.rest[name] for name in self._averaged_names()]
 
     def logits(self, inputs: Tensor, frozen: bool = False, **how: Any) -> Tensor:
-        """What the models, in training mode, say of inputs `(members, rows, …)`, with their graph."""
+        """Return logits of inputs `(members, rows, …)` in training mode, with their graph."""
         self._set_mode(training=True)
         with self._unlearning(frozen):
             return self._call(inputs, how, frozen)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, **how: Any) -> Tensor:
-        """Logits in evaluation mode."""
+        """Return logits in evaluation mode."""
         self._set_mode(training=False)
         return self._call(inputs, how)
 
@@ -115,7 +115,7 @@ class StackedNetwork(Network):
         return torch.stack(outputs)
 
     def try_stacking(self, inputs: Tensor) -> None:
-        """Sees whether these models can be run as one, with the same outcome, and recorded; not all layers can be."""
+        """Test whether these models give the same results as one, and whether they can be recorded."""
         with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
             self._try_stacking(inputs)
 
@@ -126,14 +126,14 @@ class StackedNetwork(Network):
                 as_one = self.predict(inputs)
                 with torch.no_grad():
                     self.logits(inputs)
-            except Exception as error:  # whatever a user's layers may do
+            except Exception as error:  # a user's layers may fail in any way
                 self._give_up(f"{type(error).__name__}: {error}")
             else:
-                self.stackable = False  # members may look alike and yet compute something else
+                self.stackable = False  # members may have equal layers and still compute something else
                 one_by_one = self.predict(inputs)
                 self.stackable = torch.allclose(as_one, one_by_one, rtol=1e-3, atol=1e-4)
                 if not self.stackable:
-                    self._give_up("as one they compute something else than one by one")
+                    self._give_up("stacked, they give other results than one by one")
         self._check_buffers(inputs, rest)
         if inputs.is_cuda:
             self.recordable = self._never_waits(inputs)
@@ -147,7 +147,7 @@ class StackedNetwork(Network):
 
     @torch.no_grad()
     def _check_buffers(self, inputs: Tensor, before: Mapping[str, Tensor]) -> None:
-        """Refuses models that put new tensors in the place of their buffers, which would be lost here."""
+        """Refuse models that replace their buffers by new tensors, which would be lost here."""
         if not self.rest:
             return
         for name, value in before.items():
@@ -162,13 +162,13 @@ class StackedNetwork(Network):
             )
 
     def _never_waits(self, inputs: Tensor) -> bool:
-        """Whether a step of these models reads nothing on the host."""
+        """Return whether a step of these models reads nothing on the host."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls this mode a prototype
             torch.cuda.set_sync_debug_mode("error")
         try:
             self.gradient(self.logits(inputs).sum((-2, -1)))
-        except Exception as error:  # whatever a user's layers may do
+        except Exception as error:  # a user's layers may fail in any way
             log.info("rounds are not recorded: %s", str(error).strip().partition("\n")[0])
             return False
         finally:
@@ -176,22 +176,22 @@ class StackedNetwork(Network):
         return True
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """The gradients of losses `(members,)`, one row a member."""
+        """Return the gradients of losses `(members,)`, one row per member."""
         if loss.shape != self.vector.shape[:1]:
             raise MethodError(
-                f"a loss of {len(self.vector)} stacked nodes has shape {tuple(loss.shape)}, one each was expected: "
-                f"reduce with mean(-1) rather than mean()"
+                f"a loss of {len(self.vector)} stacked nodes has shape {tuple(loss.shape)}, but needs one value per "
+                f"node. Reduce with mean(-1) rather than mean()"
             )
         parts = torch.autograd.grad(loss.sum(), self._leaves, materialize_grads=True)
         return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
 
     def shared(self) -> Tensor:
-        """What parameter averaging exchanges, one row a member."""
+        """Return the vectors for parameter averaging, one row per member."""
         return torch.cat([self.vector, *(buffer.reshape(len(buffer), -1) for buffer in self._averaged())], -1)
 
     @torch.no_grad()
     def adopt(self, vector: Tensor) -> None:
-        """Takes over rows in the layout of `shared`."""
+        """Load rows in the layout of `shared`."""
         buffers = self._averaged()
         sizes = [self.vector.shape[1], *(buffer[0].numel() for buffer in buffers)]
         parameters, *values = torch.split(vector.to(self.vector.dtype), sizes, -1)
@@ -201,17 +201,17 @@ class StackedNetwork(Network):
 
 
 def stack(entries: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What members hold by name, with a leading dimension of members."""
+    """Stack the members' tensors by name, with a leading dimension of members."""
     if any(entry.keys() != entries[0].keys() for entry in entries):
         raise ConfigError("run.engine: 'batched' needs nodes that remember the same things")
     return {name: torch.stack([entry[name] for entry in entries]) for name in entries[0]}
 
 
 def stack_nested(entries: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
-    """As `stack`, group by group."""
+    """Apply `stack` to each group."""
     return {group: stack([entry.get(group, {}) for entry in entries]) for group in entries[0]}
 
 
 def take_member(entries: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
-    """A copy of what is one member's own."""
+    """Return a copy of one member's tensors."""
     return {name: value[place].clone() for name, value in entries.items()}

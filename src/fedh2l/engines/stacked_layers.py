@@ -1,8 +1,8 @@
-"""How layers of stacked networks are computed.
+"""Layers of stacked networks.
 
-`torch.func.vmap` turns the convolutions of many networks into one grouped convolution, which cuDNN runs group after
-group. Here small convolutions and poolings on a GPU go to kernels of this project (`cuda/`); other small convolutions
-become one product of matrices, by gathering every window of the input.
+`torch.func.vmap` turns the convolutions of many networks into one grouped convolution, which cuDNN computes group by
+group. Small convolutions and poolings on a GPU use kernels of this project (`cuda/`) instead. Other small convolutions
+become one matrix product over all windows of the input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedh2l.models.pooled import pooled_convolution
 from fedh2l.overrides import Table
 
 LARGEST = 65_536
-"""Numbers in the windows of one sample beyond which a convolution is left to cuDNN."""
+"""Values in the windows of one sample above which cuDNN computes a convolution."""
 
 
 def convolution(
@@ -30,7 +30,7 @@ def convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """`torch.conv2d`, by a kernel or by the windows of the input where they are small enough."""
+    """Compute `torch.conv2d`, by a kernel or by the windows of the input where they are small enough."""
     plain = x.dim() == 4 and groups == 1 and not isinstance(padding, str) and set(_pair(dilation)) == {1}
     if plain and not isinstance(padding, str):
         (down, across), (tall, wide) = _pair(stride), _pair(padding)
@@ -72,7 +72,7 @@ def max_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:
-    """`F.max_pool2d` without indices, by a kernel where windows are squares that do not overlap."""
+    """Compute `F.max_pool2d` without indices, by a kernel if windows are squares that do not overlap."""
     size, step = _pair(kernel_size), _pair(stride or kernel_size)
     tiled = len({*size, *step}) == 1 and set(_pair(padding)) == {0} and set(_pair(dilation)) == {1}
     if tiled and not ceil_mode and x.dim() == 4 and size[0] <= min(x.shape[2:]) and can_pool(x):
@@ -82,13 +82,13 @@ def max_pooling(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` as a product and a sum; stacked, its own form takes kernels more, to multiply the bias by 1."""
+    """Compute `F.linear` as a product and a sum. The stacked form of `F.linear` takes more kernels."""
     product = x @ weight.t()
     return product if bias is None else product + bias
 
 
 def convolution_and_pooling(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """`pooled_convolution`, one after the other."""
+    """Compute `pooled_convolution` by a convolution and a pooling."""
     return F.relu(max_pooling(convolution(x, weight, bias, padding=padding), 2))
 
 

@@ -1,4 +1,4 @@
-"""Many nodes as one: learners and servers with a leading dimension, and the interface that methods know."""
+"""Many nodes as one: learners and servers with a leading dimension, and the interface that methods use."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from fedh2l.domain import Samples
 from fedh2l.engines.draws import Draws
 from fedh2l.engines.stacked import StackedNetwork, stack, take_member
 from fedh2l.learner import Learner, Pool
+from fedh2l.node_learner import NodeLearner
 from fedh2l.sampling import PrivatePurpose, draw_block, shuffle_block, stream_key, torch_seed, word_block
 from fedh2l.server import Server
 
 AT_A_TIME = 32
-"""Of how many batches views are drawn at once: few enough for the caches of a core."""
+"""Batches whose augmentations are drawn at once. This many fit in the caches of a core."""
 
 
 class Store:
-    """All samples of a run in one tensor, so that a batch of many nodes is one look-up."""
+    """All samples of a run in one tensor, so that one look-up gives the batches of many nodes."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[int, int], tuple[int, Samples]] = {}
@@ -33,7 +34,7 @@ class Store:
         self.labels = torch.empty(0)
 
     def add(self, samples: Samples) -> NDArray[np.int64]:
-        """Where these samples are; the same ones are kept once."""
+        """Add samples and return their positions. Repeated samples are kept once."""
         key = (id(samples.inputs), id(samples.labels))
         if key not in self._parts:
             self._parts[key] = (self._size, samples)
@@ -42,7 +43,10 @@ class Store:
         return np.arange(start, start + len(samples))
 
     def rows(self, parts: Sequence[Samples]) -> NDArray[np.int64]:
-        """Where some parts are, one after the other; what they end with is often the same for many nodes."""
+        """Return the positions of some parts, one after the other.
+
+        All parts but the first are cached, because many nodes share them.
+        """
         first, rest = parts[0], tuple(parts[1:])
         if not rest:
             return self.add(first)
@@ -52,41 +56,40 @@ class Store:
         return np.concatenate([self.add(first), self._ends[key][1]])
 
     def close(self) -> None:
-        """Puts everything in its place, once all is added."""
+        """Concatenate all samples, once all are added."""
         parts = [samples for _, samples in self._parts.values()]
         self.inputs = torch.cat([part.inputs for part in parts])
         self.labels = torch.cat([part.labels for part in parts])
 
     def take(self, rows: Tensor) -> Samples:
-        """Samples at places `(…)`, in that shape."""
+        """Return the samples at positions `(…)`, in that shape."""
         flat = rows.reshape(-1)
         inputs = self.inputs.index_select(0, flat).view(*rows.shape, *self.inputs.shape[1:])
         return Samples(inputs, self.labels.index_select(0, flat).view(rows.shape))
 
 
-class StackedLearner(StackedNetwork, Learner):
-    """Nodes with models of one architecture, of one federation or of several that run side by side.
+class StackedLearner(Learner):
+    """Nodes with models of one architecture, from one federation or several in step.
 
-    `places` are their places among all members of the run. What is "own" or "the t-th teacher" differs from member to
-    member, so names of owners and senders are such words here.
+    `places` are their positions among all members of the run. Names of owners and senders are relative, such as `own`
+    or `teacher 1`, because they differ between members.
     """
 
-    members: Sequence[Learner]
+    network: StackedNetwork
 
-    def __init__(self, members: Sequence[Learner], places: Sequence[int], store: Store, draws: Draws) -> None:
-        StackedNetwork.__init__(self, members)
-        first = members[0]
-        self.name = "own"
-        self.classes, self.batch_size, self.decay = first.classes, first.batch_size, first.decay
-        self.augmentation = first.augmentation
-        self.seed_set = first.seed_set
-        self.places = torch.tensor(places, device=self.vector.device)
-        self.records, self.ready = {}, None
-        self.public: Callable[[str, int, int], Samples]  # set by the engine, which knows who is taught by whom
+    def __init__(self, members: Sequence[NodeLearner], places: Sequence[int], store: Store, draws: Draws) -> None:
+        first, network = members[0], StackedNetwork([member.network for member in members])
+        super().__init__(
+            "own", first.classes, network, first.seed_set, first.batch_size, first.decay, first.augmentation
+        )
+        self.members = tuple(members)
+        self.places = torch.tensor(places, device=network.vector.device)
+        self._load_nodes()
+        self.public: Callable[[str, int, int], Samples]  # set by the engine, which knows the teachers
         self._store, self._draws = store, draws
         self._tables: dict[Pool, tuple[Tensor, list[int]]] = {}
         self._materialised: dict[Pool, Samples] = {}
-        for member in members:  # what may be asked for later must be in the store before it is closed
+        for member in members:  # samples for later use must be in the store before it is closed
             store.add(member.private)
         for seed_set in {id(member.seed_set): member.seed_set for member in members}.values():
             for part in seed_set.parts.values():
@@ -96,8 +99,11 @@ class StackedLearner(StackedNetwork, Learner):
         self._validation_starts = [int(store.add(samples)[0]) for samples in validation]
 
     def load(self) -> None:
-        """Stacks what the members hold."""
-        super().load()
+        """Stack the state of the members."""
+        self.network.load()
+        self._load_nodes()
+
+    def _load_nodes(self) -> None:
         self.memory = stack([member.memory for member in self.members])
         self.reported = stack([member.reported or {} for member in self.members]) or None
         self.best = stack([member.best or {} for member in self.members]) or None
@@ -105,8 +111,8 @@ class StackedLearner(StackedNetwork, Learner):
         self.networks = {name: StackedNetwork([m.networks[name] for m in self.members]) for name in networks}
 
     def save(self, places: Sequence[int]) -> None:
-        """Hands the members at these places what is theirs; what was recorded is the engine's to hand out."""
-        super().save(places)
+        """Copy the state of the members at these places back to them. The engine copies recorded values."""
+        self.network.save(places)
         for network in self.networks.values():
             assert isinstance(network, StackedNetwork)
             network.save(places)
@@ -117,8 +123,8 @@ class StackedLearner(StackedNetwork, Learner):
             member.best = take_member(self.best, place) if self.best else None
 
     def keep_best(self, which: Tensor) -> None:
-        """Remembers the reported weights of the members where `which` `(members,)` is true."""
-        present = self.shown or self.weights()
+        """Save the reported weights as the best, for members where `which` `(members,)` is true."""
+        present = self.shown or self.network.weights()
         if self.best is None:
             self.best = {name: value.clone() for name, value in present.items()}
             return
@@ -127,19 +133,19 @@ class StackedLearner(StackedNetwork, Learner):
             self.best[name] = torch.where(mask, present[name], value)
 
     def find_validation(self) -> None:
-        """Takes everybody's validation data from the closed store, each member that of its own federation."""
-        places = torch.arange(self._validation_size, device=self.vector.device)
+        """Take the validation data of each member's federation from the closed store."""
+        places = torch.arange(self._validation_size, device=self.network.vector.device)
         if len(set(self._validation_starts)) > 1:
-            starts = torch.tensor(self._validation_starts, device=self.vector.device)
+            starts = torch.tensor(self._validation_starts, device=self.network.vector.device)
             self.validation = self._store.take(starts.unsqueeze(1) + places)
-        else:  # one copy for all of them
+        else:  # all members share one copy
             samples = self._store.take(places + self._validation_starts[0])
             members = len(self.members)
             inputs = samples.inputs.expand(members, *samples.inputs.shape)
             self.validation = Samples(inputs, samples.labels.expand(members, -1))
 
     def local_batch(self, round: int, pool: Pool) -> Samples:
-        """The batches of a round, `(members, batch_size, …)`."""
+        """Return the batches of a round, `(members, batch_size, …)`."""
         table, _ = self._table(pool)
         batch = self._store.take(table.gather(1, self.local_indices(round, pool)))
         if self.augmentation is None:
@@ -148,11 +154,11 @@ class StackedLearner(StackedNetwork, Learner):
         def keys(rounds: Sequence[int]) -> list[int]:
             return [self._key(member, "local-views", r) for r in rounds for member in self.members]
 
-        views = Views(self.augmentation, self.vector.dtype, ("local-views", id(self)), keys)
+        views = Views(self.augmentation, self.network.vector.dtype, ("local-views", id(self)), keys)
         return views.of(batch, self._draws, round)
 
     def local_indices(self, round: int, pool: Pool) -> Tensor:
-        """Where in their local pools the batches of a round are, `(members, batch_size)`."""
+        """Return the positions of the batches of a round in the local pools, `(members, batch_size)`."""
         _, sizes = self._table(pool)
 
         def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
@@ -163,9 +169,9 @@ class StackedLearner(StackedNetwork, Learner):
         return self._draws.get(("local-batch", pool, id(self)), compute, round)
 
     def draw(self, purpose: PrivatePurpose, round: int, population: int, count: int) -> Tensor:
-        """`count` of `population` indices of each member's own, `(members, count)`."""
+        """Return `count` of `population` indices per member, `(members, count)`."""
         if count >= population:
-            return torch.arange(population, device=self.vector.device).expand(len(self.members), -1)
+            return torch.arange(population, device=self.network.vector.device).expand(len(self.members), -1)
 
         def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
             keys = [self._key(member, purpose, r) for r in rounds for member in self.members]
@@ -175,7 +181,7 @@ class StackedLearner(StackedNetwork, Learner):
         return self._draws.get((purpose, population, count, id(self)), compute, round)
 
     def order(self, purpose: PrivatePurpose, round: int, count: int) -> Tensor:
-        """All `count` indices in a random order of each member's own, `(members, count)`."""
+        """Return all `count` indices in a random order per member, `(members, count)`."""
 
         def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
             keys = [self._key(member, purpose, r) for r in rounds for member in self.members]
@@ -184,7 +190,7 @@ class StackedLearner(StackedNetwork, Learner):
         return self._draws.get((purpose, count, id(self)), compute, round)
 
     def pool(self, kind: Pool) -> Samples:
-        """The local pools, `(members, n, …)`; they must be of one size."""
+        """Return the local pools, `(members, n, …)`. They must have the same size."""
         if kind not in self._materialised:
             table, sizes = self._table(kind)
             assert len(set(sizes)) == 1, "local pools of different sizes cannot be stacked"
@@ -192,11 +198,11 @@ class StackedLearner(StackedNetwork, Learner):
         return self._materialised[kind]
 
     def public_batch(self, owner: str, round: int, size: int) -> Samples:
-        """The public batches of a round: each member's own, or those of each member's t-th teacher."""
+        """Return the public batches of a round: each member's own, or those of each member's t-th teacher."""
         return self.public(owner, round, size)
 
     def public_subset(self, round: int, size: int) -> Samples:
-        """Samples of everybody's public data, each member that of its own federation."""
+        """Return samples of all public data, for each member those of its own federation."""
         table, sizes = self._table("all-public")
         count = min(sizes)
         if size >= count:
@@ -209,55 +215,55 @@ class StackedLearner(StackedNetwork, Learner):
         return self._store.take(table.gather(1, self._draws.get(("alignment", size, id(self)), compute, round)))
 
     def seed_torch(self, purpose: PrivatePurpose, round: int) -> None:
-        """Addresses what the models draw from torch's own generator, by the first member's secret."""
+        """Seed torch's own generator by address, with the first member's secret."""
         first = self.members[0]
-        self._draws.seed(lambda r: torch_seed(purpose, first._secret, first.name, r), self.vector.device, round)
+        self._draws.seed(lambda r: torch_seed(purpose, first.secret, first.name, r), self.network.vector.device, round)
 
     def _table(self, kind: Pool) -> tuple[Tensor, list[int]]:
-        """Where in the store the pools are, `(members, largest)`, and how large each is."""
+        """Return the positions of the pools in the store, `(members, largest)`, and the size of each."""
         if kind not in self._tables:
             rows = [self._store.rows(member.parts_of(kind)) for member in self.members]
             sizes = [len(row) for row in rows]
             table = np.zeros((len(rows), max(sizes)), dtype=np.int64)
             for place, row in enumerate(rows):
                 table[place, : len(row)] = row
-            self._tables[kind] = (torch.from_numpy(table).to(self.vector.device), sizes)
+            self._tables[kind] = (torch.from_numpy(table).to(self.network.vector.device), sizes)
         return self._tables[kind]
 
     @staticmethod
-    def _key(member: Learner, purpose: PrivatePurpose, round: int) -> int:
-        return stream_key(purpose, member._secret, member.name, round)
+    def _key(member: NodeLearner, purpose: PrivatePurpose, round: int) -> int:
+        return stream_key(purpose, member.secret, member.name, round)
 
 
 class Views(NamedTuple):
-    """Other views of the images of several members."""
+    """Augmentation of the images of several members."""
 
     augmentation: Augmentation
     dtype: torch.dtype
     what: Hashable
-    """Tells these draws of a round from others."""
+    """Identifies these draws among the draws of a round."""
     keys: Callable[[Sequence[int]], list[int]]
-    """The addresses of what the members draw in some rounds, member after member."""
+    """Addresses of the members' draws in some rounds: round by round, member by member."""
 
     def of(self, batch: Samples, draws: Draws, round: int) -> Samples:
-        """Of batches `(members, rows, …)`."""
+        """Augment batches `(members, rows, …)`."""
         members, rows = batch.labels.shape
         height, width = batch.inputs.shape[-2:]
 
         def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
             addresses = self.keys(rounds)
-            unlike = {key: place for place, key in enumerate(dict.fromkeys(addresses))}  # splits of a seed see alike
+            unlike = {key: place for place, key in enumerate(dict.fromkeys(addresses))}  # one seed, one draw
             drawn = self._numbers(list(unlike), rows, width / height)
             places = np.array([unlike[key] for key in addresses])
             numbers: NDArray[np.float64] = drawn[places].reshape(len(rounds), members, rows, -1)
-            return numbers.view(np.int64)  # draws are whole numbers
+            return numbers.view(np.int64)  # draws are stored as integers
 
         numbers = draws.get((self.what, rows), compute, round).view(torch.float64)
         seen = self.augmentation.apply(batch.inputs, numbers, self.dtype)
         return Samples(seen, batch.labels, self.augmentation.mixture(numbers))
 
     def _numbers(self, keys: Sequence[int], rows: int, shape: float) -> NDArray[np.float64]:
-        """What becomes of `rows` images by each of the keys, `(keys, rows, numbers)`."""
+        """Return the augmentation parameters of `rows` images per key, `(keys, rows, numbers)`."""
         count = self.augmentation.words
         parts = [keys[start : start + AT_A_TIME] for start in range(0, len(keys), AT_A_TIME)]
         words = (word_block(part, count * rows).reshape(len(part), rows, count) for part in parts)
@@ -265,7 +271,7 @@ class Views(NamedTuple):
 
 
 class StackedServer(Server):
-    """The servers of several federations that run side by side."""
+    """The servers of several federations in step."""
 
     def __init__(self, members: Sequence[Server], draws: Draws) -> None:
         self.members = list(members)
@@ -274,20 +280,20 @@ class StackedServer(Server):
         self.load()
 
     def load(self) -> None:
-        """Stacks what the members hold."""
+        """Stack the state of the members."""
         self.memory = stack([member.memory for member in self.members])
         names = self.members[0].networks
         self.networks = {name: StackedNetwork([m.networks[name] for m in self.members]) for name in names}
 
     def save(self, place: int) -> None:
-        """Hands the member at this place what is its own."""
+        """Copy the state of the member at this place back to it."""
         for network in self.networks.values():
             assert isinstance(network, StackedNetwork)
             network.save([place])
         self.members[place].memory = take_member(self.memory, place)
 
     def order(self, address: str, round: int, count: int) -> Tensor:
-        """All `count` indices in the random order that belongs to an address at a round, `(members, count)`."""
+        """Return all `count` indices in the random order of an address and a round, `(members, count)`."""
 
         def compute(rounds: Sequence[int]) -> NDArray[np.int64]:
             keys = [stream_key("server-batch", m.roster.seed, address, r) for r in rounds for m in self.members]
@@ -296,5 +302,5 @@ class StackedServer(Server):
         return self._draws.get(("server-batch", address, count), compute, round)
 
     def seed_torch(self, round: int) -> None:
-        """By the first federation's seed."""
+        """Seed torch's own generator by address, with the first federation's seed."""
         self._draws.seed(lambda r: torch_seed("torch-server", self.roster.seed, "", r), self.device, round)

@@ -1,4 +1,4 @@
-"""A process of this machine with some nodes in it, from both ends of its line."""
+"""A process of this machine that runs some nodes, and the connection to it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from fedh2l.messages import Message
 
 START = "from fedh2l.engines.worker import serve; serve({fd})"
 KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
-"""For glibc: a training asks for the same memory in every round, so it is kept rather than given back and cleared."""
+"""Settings of glibc. Training requests the same memory in every round, so freed memory is kept."""
 
 
 class Worker:
-    """The engine's end: requests are answered in order."""
+    """The engine's end of the connection. Requests are answered in order."""
 
     def __init__(self, parts: Sequence[Part], common: Common, cores: int) -> None:
         self._luggage = packed((list(parts), common, cores))
         self._owed = 0
-        """Answers that are still to come."""
+        """Number of requests that have no answer yet."""
         self._start()
 
     def _start(self) -> None:
@@ -43,18 +43,19 @@ class Worker:
             paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
             environment = {**KEEPING, **os.environ, "PYTHONPATH": paths}
             command = [sys.executable, "-c", START.format(fd=theirs.fileno())]
-            self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, with a fixed program
+                command, env=environment, pass_fds=[theirs.fileno()]
+            )
         self._line = Connection(ours.detach())
         self._line.send_bytes(self._luggage)
         self._owed = 1
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     def tell(self, what: str, *arguments: Any) -> None:
-        """Asks for a method of the actor."""
+        """Request a call of an actor's method."""
         try:
             self._line.send_bytes(packed((what, arguments)))
             self._owed += 1
@@ -62,35 +63,35 @@ class Worker:
             raise NodesLostError from None
 
     def answer(self) -> Any:
-        """What it says to the first request that it has not answered yet; an exception is returned, not raised."""
+        """Return the answer to the oldest open request. Exceptions are returned, not raised."""
         try:
-            answer = pickle.loads(self._line.recv_bytes())
+            answer = pickle.loads(self._line.recv_bytes())  # noqa: S301 - from a child process of this run
             self._owed -= 1
         except (OSError, EOFError):
             return NodesLostError()
         return answer
 
     def alive(self) -> bool:
-        """Whether it is still there, once it has answered all it was asked."""
+        """Read all open answers. Return whether the process is still running."""
         while self._owed:
             if isinstance(self.answer(), NodesLostError):
                 return False
         return self._process.poll() is None
 
     def restart(self) -> None:
-        """A new process in the place of the old one."""
+        """Replace the process with a new one."""
         self.end()
         self._start()
 
     def end(self) -> None:
-        """Ends the process; it holds nothing that must be saved."""
+        """Kill the process. It holds no data that must be saved."""
         self._line.close()
         self._process.kill()
         self._process.wait()
 
 
 class _Pickler(pickle.Pickler):
-    """Sends tensors as arrays: torch's own way is made for files, and takes ten times as long for small ones."""
+    """Pickles tensors as arrays. PyTorch's format is made for files, and takes ten times as long for small tensors."""
 
     def reducer_override(self, value: Any) -> Any:
         plain = type(value) is Tensor and not value.requires_grad and value.dtype is not torch.bfloat16
@@ -98,29 +99,31 @@ class _Pickler(pickle.Pickler):
 
 
 def packed(value: Any) -> bytes:
-    """As bytes that `pickle.loads` reads."""
+    """Encode a value as bytes that `pickle.loads` can read."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
 
 
 Sealed = bytes
-"""A message as it travels: only its receivers open it."""
+"""An encoded message. Only its receivers decode it."""
 
 
 def sealed(message: Message) -> Sealed:
-    """To be sent, once or several times."""
+    """Encode a message, which can then be sent several times."""
     return packed(message)
 
 
 def unsealed(data: Sealed) -> Message:
-    """What was sealed."""
-    message: Message = pickle.loads(data)
+    message: Message = pickle.loads(data)  # noqa: S301 - as above: made by a process of this run
     return message
 
 
 def checked(answers: Sequence[Any]) -> list[Any]:
-    """Answers, or the first exception among them; a process that died explains what others say."""
+    """Return the answers, or raise the first exception.
+
+    A lost process comes first, because it explains the other errors.
+    """
     failed = [answer for answer in answers if isinstance(answer, Exception)]
     for error in sorted(failed, key=lambda error: not isinstance(error, NodesLostError)):
         raise error
@@ -128,17 +131,17 @@ def checked(answers: Sequence[Any]) -> list[Any]:
 
 
 def serve(fd: int) -> None:
-    """The process's end: answers until the line is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the engine too, which ends this in order
+    """The process's end of the connection: answer requests until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the engine, which ends this process in order
     logging.basicConfig(level=logging.ERROR)
     line = Connection(fd)
     actor: Actor | None = None
     while True:
         try:
-            request = pickle.loads(line.recv_bytes())
+            request = pickle.loads(line.recv_bytes())  # noqa: S301 - from the process that started this one
         except EOFError:
             return
-        except Exception as error:  # whatever a user's classes do when they are read
+        except Exception as error:  # user-defined classes can raise anything when unpickled
             _reply(line, _sendable(error))
             continue
         try:
@@ -150,10 +153,9 @@ def serve(fd: int) -> None:
                 what, arguments = request
                 if what == "leg":
                     _reply(line, _leg(actor, *arguments))
-                    actor.anticipate(arguments[0])
                 else:
                     _reply(line, getattr(actor, what)(*arguments))
-        except Exception as error:  # whatever a user's model or method does
+        except Exception as error:  # a user's model or method can raise anything
             _reply(line, _sendable(error))
 
 
@@ -166,11 +168,11 @@ def _reply(line: Connection, answer: Any) -> None:
     try:
         line.send_bytes(packed(answer))
     except OSError:
-        sys.exit(0)  # nobody is there any more
+        sys.exit(0)  # the engine is gone
 
 
 def _sendable(error: Exception) -> Exception:
     if isinstance(error, FedH2LError):
         return error
     log = "".join(traceback.format_exception(error))
-    return RunError(f"{type(error).__name__}: {error}\n{log}")
+    return RunError(f"{type(error).__name__}: {error}", *log.splitlines())

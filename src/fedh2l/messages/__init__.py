@@ -1,4 +1,4 @@
-"""What may cross between nodes: the kinds of messages, their byte form, and what a receiver refuses."""
+"""Messages between nodes: their kinds, their byte form, and the checks of a receiver."""
 
 from fedh2l.messages.base import Kind, Message
 from fedh2l.messages.encodings import PLAIN, Encoding

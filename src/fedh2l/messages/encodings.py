@@ -1,17 +1,17 @@
-"""How posteriors are written: in float32, as the paper's are, or in fewer bits; what is read is a distribution again.
+"""Encodings of posteriors: float32 as in the paper, or fewer bits. Decoded rows are distributions again.
 
 | encoding | a row over M classes |
 | --- | --- |
 | float32 | the values, 4·M bytes |
 | float16 | the values, 2·M bytes |
-| int8 | how far each logarithm is below the largest, in 16ths, up to 255: M bytes |
-| int4 | the same in halves, up to 15, two in a byte: ⌈M/2⌉ bytes |
-| topk-K | the K likeliest classes and their values in float16, 3·K bytes (4·K above 256 classes); others share alike |
+| int8 | distance of each logarithm from the largest, in 16ths, up to 255: M bytes |
+| int4 | the same in halves, up to 15, two per byte: ⌈M/2⌉ bytes |
+| topk-K | the K likeliest classes and their values in float16, 3·K bytes (4·K above 256 classes); the rest is uniform |
 
-Classes within half a step of the likeliest are equal to it in int8 and int4. A row that is no distribution (of a
-network that has diverged, or of somebody who wants to do harm) is read as no number, which receivers refuse.
+In int8 and int4, classes within half a step of the likeliest become equal to it. A row that is not a distribution is
+decoded as NaN, which receivers reject. It can come from a network that has diverged, or from an attacker.
 
-All of it is arithmetic on tensors with any leading dimensions, on whatever device they are.
+All functions work on tensors with any leading dimensions, on any device.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Array = tuple[str, tuple[int, ...]]
 """NumPy type and shape."""
 
 STEPS = {"int8": (1 / 16, 255), "int4": (1 / 2, 15)}
-"""What a code is worth in logarithms, and the largest one."""
+"""Size of a step in logarithms, and the largest code."""
 CODES = {"float32": 1, "float16": 2, "int8": 3, "int4": 4, "topk": 5}
-"""What stands for an encoding in a header."""
+"""Number of an encoding in the header."""
 PATTERN = r"float32|float16|int8|int4|topk-[1-9][0-9]?"
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """One of them; `kept` is how many classes of a row are written, if not all are."""
+    """One encoding. `kept` is the number of classes in a row of topk, else 0."""
 
     name: str
     kept: int = 0
@@ -47,7 +47,7 @@ class Encoding:
     @staticmethod
     @cache
     def of(text: str) -> Encoding:
-        """From `float32`, `topk-3`, …"""
+        """Return the encoding `float32`, `topk-3`, …."""
         if not re.fullmatch(PATTERN, text):
             raise MessageError(
                 f"there is no encoding '{text}'; there are float32, float16, int8, int4 and topk-1 to 99"
@@ -60,11 +60,10 @@ class Encoding:
 
     @property
     def code(self) -> int:
-        """What stands for it in a header."""
         return CODES[self.name]
 
     def arrays(self, rows: int, classes: int) -> list[Array]:
-        """What is written of so many rows."""
+        """Return the arrays for this number of rows."""
         if self.name == "topk":
             kept = min(self.kept, classes)
             return [("<u1" if classes <= 256 else "<u2", (rows, kept)), ("<f2", (rows, kept))]
@@ -73,7 +72,7 @@ class Encoding:
         return [({"float32": "<f4", "float16": "<f2", "int8": "<u1"}[self.name], (rows, classes))]
 
     def written(self, p: Tensor) -> list[Tensor]:
-        """Posteriors `(…, rows, classes)` as they are written, in the shapes of `arrays`."""
+        """Encode posteriors `(…, rows, classes)` into the shapes of `arrays`."""
         if self.name == "float32":
             return [p.to(torch.float32)]
         if self.name == "float16":
@@ -84,14 +83,14 @@ class Encoding:
         step, most = STEPS[self.name]
         logarithms = torch.log(p.to(torch.float64))
         below = (logarithms.amax(-1, keepdim=True) - logarithms) / step
-        codes = torch.nan_to_num(below, nan=most, posinf=most).round().clamp(0, most).to(torch.uint8)  # 0 is in no NaN
+        codes = torch.nan_to_num(below, nan=most, posinf=most).round().clamp(0, most).to(torch.uint8)  # NaN: no code 0
         if self.name == "int4":
             codes = F.pad(codes, (0, codes.shape[-1] % 2))
             codes = codes[..., ::2] + 16 * codes[..., 1::2]
         return [codes]
 
     def read(self, arrays: Sequence[Tensor], classes: int) -> Tensor:
-        """Posteriors from what was written; rows of all but float32, which is sent as it is, sum to 1."""
+        """Decode posteriors. Rows sum to 1, except in float32, which is not changed."""
         if self.name == "float32":
             return arrays[0]
         if self.name == "float16":
@@ -107,7 +106,7 @@ class Encoding:
 
 
 def _filled(places: Tensor, values: Tensor, classes: int) -> Tensor:
-    """Rows with values at some places, and what is missing to 1 spread evenly over the others."""
+    """Return rows with values at some classes. The other classes share the remaining probability evenly."""
     missing = (1 - values.sum(-1, keepdim=True)).clamp_min(0) / max(classes - places.shape[-1], 1)
     rows = missing.expand(*missing.shape[:-1], classes).scatter(-1, places.clamp(0, classes - 1), values)
     ordered = places.sort(-1).values
@@ -117,7 +116,7 @@ def _filled(places: Tensor, values: Tensor, classes: int) -> Tensor:
 
 
 def _refused(wrong: Tensor, rows: Tensor) -> Tensor:
-    """Rows without a number where nobody would have written them so, for those who check what they were sent."""
+    """Replace rows that no honest sender writes by NaN, so receivers reject them."""
     return rows.masked_fill(wrong.unsqueeze(-1), torch.nan)
 
 

@@ -1,4 +1,4 @@
-"""The byte form of messages: one header, then the arrays of the kind. `docs/protocol.md` gives it field by field."""
+"""The byte form of messages: one header, then the arrays of the kind. `docs/protocol.md` describes every field."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SERVER = RESERVED
 _SERVER_PLACE = 2**32 - 1
 _FLAGGED = 1
 _TYPES = {"<f4": np.float32, "<f2": np.float16, "<u1": np.uint8}
-"""As what numbers are read that are not counted with."""
+"""Types to decode to. All other types are decoded to int64."""
 
 
 def encoded_size(kind: Kind, encoding: str, shape: Sequence[int], flagged: bool = True) -> int:
-    """Bytes of the byte form of a message of `shape`, equal to `len(encode(…))`."""
+    """Return the bytes of the byte form of a message of `shape`, equal to `len(encode(…))`."""
     if kind not in KINDS or (kind != Posteriors.kind and encoding != str(PLAIN)):
         raise MessageError(f"there is no message '{kind}' in encoding '{encoding}'")
     return HEADER.size + KINDS[kind].payload_size_of(shape, flagged, Encoding.of(encoding))
 
 
 def encode(message: Message, roster: Roster) -> bytes:
-    """The byte form."""
+    """Return the byte form of a message."""
     shape = message.shape
     header = HEADER.pack(
         MAGIC,
@@ -53,7 +53,7 @@ def encode(message: Message, roster: Roster) -> bytes:
 
 
 def round_of(data: bytes) -> int:
-    """The round that the header of a message names, before anything else in it is looked at."""
+    """Return the round in the header of a message, without checking the rest."""
     return int(_header(data)[6])
 
 
@@ -64,16 +64,16 @@ def _header(data: bytes) -> tuple[Any, ...]:
 
 
 def decode(data: bytes, roster: Roster, most: int | None = None) -> Message:
-    """The tensor form of `data`; whatever is not a well-formed message of this federation raises `MessageError`.
+    """Decode a message. Raise `MessageError` if it is malformed or belongs to another federation.
 
-    What the values are worth is for `faults` to say. A few bytes may stand for many numbers; `most` is how many of
-    them a message may hold, so that nobody is made to unfold more.
+    The values are checked by `faults`. A few bytes may decode to many numbers, so `most` limits their count. It
+    protects receivers against messages that expand too far.
     """
     magic, schema, code, encoding, digest, place, round, rows, columns, flags = _header(data)
     if magic != MAGIC:
         raise MessageError("not a fedh2l message")
     if schema != SCHEMA:
-        raise MessageError(f"schema version {schema}, but {SCHEMA} is spoken here")
+        raise MessageError(f"schema version {schema}, but {SCHEMA} is supported here")
     kind = next((kind for kind in KINDS.values() if kind.code == code), None)
     written = next((Encoding(name, flags >> 8) for name, number in CODES.items() if number == encoding), None)
     if kind is None or written is None or not _sound(kind, written) or flags & 0xFF & ~_FLAGGED:
@@ -100,14 +100,14 @@ def decode(data: bytes, roster: Roster, most: int | None = None) -> Message:
 
 
 def _sound(kind: type[Message], encoding: Encoding) -> bool:
-    """Whether messages of a kind are written so."""
+    """Return whether messages of a kind can have an encoding."""
     if kind is not Posteriors:
         return encoding == PLAIN
     return 0 < encoding.kept < 100 if encoding.name == "topk" else not encoding.kept
 
 
 def _shape(kind: type[Message], rows: int, columns: int, body: int) -> tuple[int, ...]:
-    """The shape that a header tells; the width of features follows from the length."""
+    """Return the shape given by a header. The width of features follows from the length of the message."""
     if issubclass(kind, Vector):
         if columns != 1:
             raise MessageError(f"a vector of {columns} columns")

@@ -1,1 +1,1 @@
-"""Methods of federated learning: one file each, found by name."""
+"""Federated methods. Each has one file and is found by its name."""

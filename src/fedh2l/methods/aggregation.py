@@ -1,4 +1,4 @@
-"""AGG: every node trains on its own data and everybody's public data."""
+"""AGG: every node trains on its own data and all public data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from fedh2l.methods.independent import Independent
 
 
 class Aggregation(Independent):
-    """AGG: every node trains on its private data and everybody's public data; nothing crosses after that.
+    """AGG: every node trains alone on its private data and all public data.
 
-    What sharing public data alone is worth. `independent` with another pool, and nothing else.
+    It shows the value of the public data without any exchange.
     """
 
     name: ClassVar[str] = "aggregation"
 
-    local_data: Literal["private+all-public"] = Field("private+all-public", description="what a node trains on")
+    local_data: Literal["private+all-public"] = Field(
+        "private+all-public", description="Training data of the local step."
+    )

@@ -1,8 +1,7 @@
-"""What a method is: a frozen set of parameters and a few hooks.
+"""The base class of methods: a frozen set of parameters and a few hooks.
 
-A method keeps no state of its own. What it must remember belongs to a node or to the server and lives in their
-`memory` and `networks`, so that every engine can save it, move it and stack it. Losses and projections are pure
-functions of tensors.
+A method has no state. Its state belongs to a node or to the server, in their `memory` and `networks`, so every engine
+can save, move and stack it. Losses and projections are pure functions of tensors.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from fedh2l.errors import ConfigError, MessageError
 from fedh2l.learner import Learner, architectures
 from fedh2l.messages import PLAIN, Encoding, Kind, Message
 from fedh2l.node import Node
+from fedh2l.node_learner import NodeLearner
 from fedh2l.roster import Roster
 from fedh2l.section import Section
 from fedh2l.server import Server
@@ -25,178 +25,181 @@ from fedh2l.topology import Graph
 
 Preset = Mapping[str, Any]
 """Values by `section.key`."""
+ABOUT_PUBLIC_DATA: tuple[Kind, ...] = ("posteriors", "logits")
+PublicData = Literal["all", "some", "none"]
+"""Nodes that need public data: all of them, some (at least one), or none."""
 
 
 class Method(Section):
     """A federated method. Its fields are the keys of the `[method]` section.
 
-    Only `local_step` must be written. A method that exchanges says when (`exchanges`) and what (`sends`, `emit`), and
-    learns from it in `receive`. Without a server, `teachers` says who hears whom; with one (`decentralised = False`),
-    `aggregate` turns what all nodes sent into an answer for each.
+    Only `local_step` is required. A method that exchanges messages defines its rounds in `exchanges`, the messages in
+    `sends` and `emit`, and the update in `receive`. Without a server, `teachers` selects the senders for each node.
+    With a server (`decentralised = False`), `aggregate` computes an answer for each node from the messages of all
+    nodes.
     """
 
     name: ClassVar[str]
     heterogeneous: ClassVar[bool | Literal["partly"]] = True
-    """Whether nodes may have models of different architectures; partly, if some of it is common to all."""
+    """Whether nodes may have different architectures. `partly` if some layers are the same on all nodes."""
     decentralised: ClassVar[bool] = True
-    """Whether it does without a server."""
+    """Whether it works without a server."""
     sends: ClassVar[tuple[Kind, ...]] = ()
-    """What crosses between nodes, or between a node and the server."""
+    """Kinds of messages between nodes, or between nodes and the server."""
+    depends_on_rounds: ClassVar[bool] = False
+    """Whether a round depends on the total number of rounds. If so, a run cannot be extended."""
     presets: ClassVar[Mapping[str, Preset]] = {}
-    """Named sets of values, chosen by `method.preset`; `native` is what the method's own paper or code used."""
+    """Named sets of values, selected by `method.preset`. `native` has the values of the method's own paper or code."""
 
     _path: str = PrivateAttr("")
 
     @property
     def title(self) -> str:
-        """What `method.name` says: the method's name, or the path of a class of the user's own."""
+        """Return the value of `method.name`: a name, or the path of a user's class."""
         return self._path or self.name
 
     @classmethod
     def parameter_free(cls) -> bool:
-        """Whether no parameters and no gradients cross."""
+        """Return whether its messages have no parameters and no gradients."""
         return not set(cls.sends) & {"parameters", "gradients"}
 
     @classmethod
     def keeps_private_data(cls) -> bool:
-        """Whether nothing that crosses is computed sample by sample on private data."""
+        """Return whether no message has values computed from single private samples."""
         return "features" not in cls.sends
 
     def crossing(self) -> str:
-        """What crosses, in words."""
-        return " and ".join(self.sends)
+        """Describe the content of its messages in words."""
+        return " and ".join(f"{kind} on public data" if kind in ABOUT_PUBLIC_DATA else kind for kind in self.sends)
 
     # Before the first round
 
     def check(self, roster: Roster) -> None:
-        """Refuses a federation that this method cannot run; the default takes any."""
+        """Raise an error for an experiment that this method cannot run. The default accepts all."""
 
     def adapt(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """The nodes with models as this method needs them; the default takes them as they are."""
+        """Return the nodes with models that this method can train. The default changes nothing."""
         return nodes
 
-    def fitted(self, learners: Sequence[Learner], rounds: int) -> Self:
-        """The method with what depends on models, data or the length of the run worked out."""
+    def fitted(self, learners: Sequence[NodeLearner], rounds: int) -> Self:
+        """Return a copy with the values that depend on models, data or the number of rounds.
+
+        A method that uses `rounds` must set `depends_on_rounds`.
+        """
         return self
 
-    def prepare(self, server: Server, learners: Sequence[Learner]) -> None:
-        """Gives server and nodes what they start with, before the first round."""
-
-    def equip(self, node: Learner) -> None:
-        """Gives a node what it keeps beside its model, before the first round, seeing no other: a peer does it too."""
+    def prepare(self, server: Server, learners: Sequence[NodeLearner]) -> None:
+        """Initialise the state of server and nodes before the first round."""
 
     # A round
 
     @abstractmethod
     def local_step(self, node: Learner, round: int) -> None:
-        """Train on what the node holds. Rounds count from 1."""
+        """Train on the node's local data. Rounds count from 1."""
 
     def exchanges(self, round: int) -> bool:
-        """Whether anything crosses between nodes in this round."""
+        """Return whether nodes send messages in this round."""
         return False
 
     def kind_of_round(self, round: int) -> Hashable:
-        """Rounds of one kind do the same operations, given the same memory, so an engine may record one and repeat it.
+        """Return a key that is equal for rounds with the same operations on the same memory.
 
-        A method whose rounds differ by more than whether they exchange says so here.
+        An engine may record one round and replay it for all rounds with the same key. Override this if rounds differ by
+        more than the exchange.
         """
         return self.exchanges(round)
 
     @property
     def keeps(self) -> bool:
-        """Whether a node learns from what it received later, too; then it must be able to `forget` it."""
+        """Return whether nodes keep received messages for later rounds. If so, it must define `forget`."""
         return False
 
     def forget(self, node: Learner) -> None:
-        """Drops what a node keeps of what others sent: public data is another, or somebody may not teach any more."""
+        """Drop the messages that a node has kept, after public data changed or a teacher was removed."""
 
     def emit(self, node: Learner, round: int) -> Message:
-        """What leaves the node, in a round that exchanges."""
-        raise NotImplementedError(f"{self.title} exchanges, but does not say what a node sends")
+        """Return the node's message, in a round with an exchange."""
+        raise NotImplementedError(f"{self.title} exchanges messages, so it must implement emit")
 
     def teachers(self, roster: Roster, round: int) -> Graph:
-        """Without a server: whom each member hears in a round that exchanges; by default everybody else."""
+        """Return each node's teachers in a round with an exchange and without a server. The default is all others."""
         return {name: roster.others(name) for name in roster.names}
 
     def aggregate(self, server: Server, messages: Sequence[Message], round: int) -> Mapping[str, Message]:
-        """With a server: its answer to each node, from what all of them sent, in roster order."""
-        raise NotImplementedError(f"{self.title} has a server, but does not say what it answers")
+        """Return the server's answer to each node. `messages` are in roster order."""
+        raise NotImplementedError(f"{self.title} has a server, so it must implement aggregate")
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
-        """Learn from what came in, in a round that exchanges.
+        """Update the node from its inbox, in a round with an exchange.
 
-        The inbox holds the signals of teachers in roster order, and may be empty; or the one answer of a server.
+        The inbox has the messages of the teachers in roster order, and may be empty. With a server, it has one answer.
         """
-        raise NotImplementedError(f"{self.title} exchanges, but does not say what a node learns")
-
-    def anticipate(self, node: Learner, senders: Sequence[str], round: int) -> None:
-        """What of `receive` can be done before the messages of these senders are there; it waits in `node.ready`.
-
-        Called where there is time for it, or not at all, and then perhaps in vain: it must leave no other trace.
-        """
+        raise NotImplementedError(f"{self.title} exchanges messages, so it must implement receive")
 
     def closing(self, server: Server, round: int) -> Message | None:
-        """What a server sends to every node once, after the last round, for its model to be complete."""
+        """Return the server's message that completes the nodes' models after the last round, if there is one."""
         return None
 
     def complete(self, node: Learner, message: Message) -> None:
-        """Takes in the message of `closing`; done before every evaluation, and counted once.
+        """Complete the node's model with the message of `closing`.
 
-        It completes what is evaluated, and must change nothing that the next round depends on.
+        This is done before every evaluation, and its bytes are counted once. It must not change the next round.
         """
 
     def views(self, node: Learner) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        """What else to test beside the node's model: functions from inputs to logits, by name."""
+        """Return extra models to evaluate: functions from inputs to logits, by name."""
         return {}
 
     def needs_labels(self) -> list[str]:
-        """What of its settings needs to know the labels of public data, as `key = value`; nothing: it can do without.
+        """Return the settings that need labels of public data, as `key = value`.
 
-        The default is on the safe side: a method that reads no label of public data says so here.
+        The default assumes that labels are needed. Override this in a method that does not read them.
         """
         return [f"method.name = '{self.title}'"]
 
+    def needs_public_data(self) -> PublicData:
+        """Return which nodes must have public data.
+
+        The default assumes that all must. Override this in a method that needs less.
+        """
+        return "all"
+
     @classmethod
     def recommends(cls, public_labels: bool) -> Preset:
-        """What to set where nothing is said, given whether public data has labels."""
+        """Return recommended values for keys that the user did not set, given whether public data has labels."""
         return {}
 
     @classmethod
     def advice(cls, section: str, public_labels: bool) -> Preset:
-        """What it recommends for the keys of a section."""
+        """Return the recommended values for the keys of one section."""
         recommended = cls.recommends(public_labels).items()
         return {key.partition(".")[2]: value for key, value in recommended if key.startswith(f"{section}.")}
 
     @property
     def averages(self) -> bool:
-        """Whether an average of a node's weights is a model: not where half of it is brought from a server."""
+        """Return whether averaged weights are a complete model. They are not if the server adds layers."""
         return type(self).complete is Method.complete
 
     @property
     def written(self) -> Encoding:
-        """How posteriors are written that it sends."""
+        """Return the encoding of its posteriors."""
         return PLAIN
 
-    @property
-    def wants_average(self) -> bool:
-        """Whether it does something with the average of a node's weights."""
-        return False
-
     def public_batch_rows(self, batch_size: int) -> int:
-        """How many public samples a teaching signal speaks of, before the size of the public data limits it."""
+        """Return the largest number of public samples per message. Small public data has fewer."""
         return batch_size
 
 
 def check_declared(method: Method, message: Message) -> None:
-    """Refuses a message of a kind that the method does not declare."""
+    """Raise an error for a message of a kind or encoding that the method does not declare."""
     if message.kind not in method.sends:
         raise MessageError(f"{method.title} sends {message.kind}, which it does not declare in `sends`")
     if message.kind == "posteriors" and message.encoding != method.written:
         raise MessageError(f"{method.title} sends posteriors in {message.encoding}, and {method.written} in `written`")
 
 
-def require_one_architecture(learners: Sequence[Learner], method: str, able: Sequence[str]) -> None:
-    """Refuses different models for a method that averages parameters; names the nodes and the methods that could."""
+def require_one_architecture(learners: Sequence[NodeLearner], method: str, able: Sequence[str]) -> None:
+    """Raise an error if nodes have different models and the method averages parameters. Suggest methods from `able`."""
     groups = list(architectures(learners).values())
     if len(groups) > 1:
         listed = "; ".join(", ".join(f"'{name}'" for name in names) for names in groups)

@@ -1,4 +1,4 @@
-"""FedMD (Li & Wang, 2019): a server averages everybody's logits on public data, and everybody digests the average."""
+"""FedMD (Li & Wang, 2019): a server averages the nodes' logits on public data, and the nodes digest the average."""
 
 from __future__ import annotations
 
@@ -12,44 +12,50 @@ from pydantic import Field, PrivateAttr
 from fedh2l.learner import Learner, LocalData, labels_for
 from fedh2l.losses import correct_count, cross_entropy, take_rows
 from fedh2l.messages import SERVER, Kind, Logits, Message
-from fedh2l.methods.base import Method, Preset
+from fedh2l.methods.base import Method, Preset, PublicData
 from fedh2l.methods.schedule import batches, epoch_steps
+from fedh2l.node_learner import NodeLearner
 from fedh2l.server import Server
 
 
 class Schedule(NamedTuple):
-    """FedMD's phases in rounds."""
+    """The phases of FedMD in rounds."""
 
     public: int
-    """The first rounds train on everybody's public data,"""
+    """Last round of the first part, which trains on all public data."""
     transfer: int
-    """those up to here on the node's own,"""
+    """Last round of the second part, which trains on the node's local data."""
     revisit: int
-    """and from then on there is an exchange every so many rounds."""
+    """Rounds between exchanges after that."""
     public_epoch: int
-    """Rounds between two looks at the validation data in the first part,"""
+    """Rounds between evaluations on validation data in the first part."""
     epoch: int
-    """and in the second."""
+    """Rounds between evaluations on validation data in the second part."""
 
 
 class FedMD(Method):
-    """FedMD: models of any kind agree on the logits of public data, then revisit their own.
+    """FedMD: models of any architecture agree on the logits of public data, then revisit their private data.
 
-    First each node trains on everybody's public data, then on its own (transfer learning). Then, again and again, it
-    sends its logits z_k on the public data; the server answers with their mean z̃, the receiver's own included; the
-    node *digests*, minimising mean |z_k − z̃| without labels, and *revisits* its private data with cross-entropy.
+    Each node first trains on all public data, then on its local data (transfer learning). After that, nodes repeat
+    three steps. They send their logits z_k on the public data, and the server returns the mean z̃ over all nodes. They
+    *digest* it by minimising mean |z_k − z̃| without labels. They *revisit* their private data with cross-entropy.
 
-    Ours, where sources are silent or do not fit: batches are drawn at random and an epoch is as many of them as cover
-    the pool; the transfer phase takes at most a fifth of the rounds and keeps, of each part, the weights that did
-    best on pooled validation data (the reference stops early by its test data); revisits are short enough for three
-    exchanges; digest and local steps have an optimiser state each, as in the reference; several digest epochs go
-    through the samples in one order. Digest steps are no rounds. `native` has the reference's optimiser, epochs and
-    batches of revisiting; batches of the transfer phase and the last layer are as in all methods.
+    Choices of this project, where paper and code give no rule or do not fit:
+
+    - Batches are drawn at random. An epoch is the number of batches that covers the pool.
+    - The transfer phase takes at most a fifth of the rounds. Each of its parts ends with the weights that were best on
+      pooled validation data. (The reference stops early by its test data.)
+    - Revisits are short enough for three exchanges.
+    - Digest and local steps have separate optimiser states, as in the reference.
+    - All digest epochs of an exchange use the same order of samples. Digest steps do not count as rounds.
+    - `native` has the reference's optimiser, revisit epochs and revisit batches. Batches of the transfer phase and the
+      last layer are the same as for all methods.
     """
 
     name: ClassVar[str] = "fedmd"
     decentralised: ClassVar[bool] = False
     sends: ClassVar[tuple[Kind, ...]] = ("logits",)
+    depends_on_rounds: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Preset]] = {
         "native": {
             "method.revisit_epochs": 4,
@@ -61,22 +67,28 @@ class FedMD(Method):
         }
     }
 
-    local_data: LocalData = Field("private", description="what is revisited; the paper's is private data alone")
-    subset: int = Field(5000, ge=1, description="public samples of an exchange; all, if there are no more")
-    digest_epochs: int = Field(1, ge=0, description="passes over them after an exchange; 0 is training alone")
-    digest_batch_size: int = Field(256, ge=1, description="samples of a digest step")
-    revisit_epochs: int = Field(4, ge=1, description="passes over local data between exchanges")
-    public_epochs: int = Field(20, ge=0, description="passes over everybody's public data before the first exchange")
-    private_epochs: int = Field(25, ge=0, description="passes over local data after that, before the first exchange")
+    local_data: LocalData = Field(
+        "private", description="Training data between exchanges. The paper uses private data alone."
+    )
+    subset: int = Field(5000, ge=1, description="Largest number of public samples per exchange.")
+    digest_epochs: int = Field(1, ge=0, description="Digest epochs per exchange. 0 means that nodes train alone.")
+    digest_batch_size: int = Field(256, ge=1, description="Samples per digest step.")
+    revisit_epochs: int = Field(4, ge=1, description="Epochs on local data between exchanges.")
+    public_epochs: int = Field(20, ge=0, description="Epochs on all public data before the first exchange.")
+    private_epochs: int = Field(25, ge=0, description="Epochs on local data after that, before the first exchange.")
 
     _schedule: Schedule = PrivateAttr(Schedule(0, 0, 1, 1, 1))
 
     def needs_labels(self) -> list[str]:
-        """Those that the transfer phase trains on."""
+        """Return the settings that need labels: those of the transfer phase and of the local steps."""
         return ["method.public_epochs > 0"] * bool(self.public_epochs) + labels_for(self.local_data)
 
-    def fitted(self, learners: Sequence[Learner], rounds: int) -> Self:
-        """With its phases in rounds."""
+    def needs_public_data(self) -> PublicData:
+        """Return `some`: all nodes use the same public samples, from whichever nodes have them."""
+        return "some"
+
+    def fitted(self, learners: Sequence[NodeLearner], rounds: int) -> Self:
+        """Return the method with its phases in rounds."""
         epoch = epoch_steps(learners, self.local_data)
         public_epoch = math.ceil(len(learners[0].seed_set.union) / learners[0].batch_size)
         public = self.public_epochs * public_epoch
@@ -91,17 +103,17 @@ class FedMD(Method):
         return copy
 
     def exchanges(self, round: int) -> bool:
-        """After the transfer phase, and after every revisit."""
+        """Return whether the transfer phase or a revisit has just ended."""
         since = round - self._schedule.transfer
         return since >= 0 and since % self._schedule.revisit == 0
 
     def kind_of_round(self, round: int) -> Hashable:
-        """Its phase, whether it looks at the validation data, and whether it exchanges."""
+        """Return the phase, whether validation data is evaluated, and whether there is an exchange."""
         plan = self._schedule
         return round <= plan.public, self._looks(round), round in (plan.public, plan.transfer), self.exchanges(round)
 
     def local_step(self, node: Learner, round: int) -> None:
-        """One step on everybody's public data, or on the node's own."""
+        """Take one step on all public data, or on the node's local data."""
         batch = node.local_batch(round, "all-public" if round <= self._schedule.public else self.local_data)
         loss = cross_entropy(node.logits(batch.inputs), batch.labels)
         node.step(node.gradient(loss), "local")
@@ -109,16 +121,16 @@ class FedMD(Method):
         self._keep_best(node, round)
 
     def emit(self, node: Learner, round: int) -> Message:
-        """Raw logits on the public data of this exchange."""
+        """Return the logits on the public data of this exchange."""
         return Logits.of(node.name, round, node.predict(node.public_subset(round, self.subset).inputs))
 
     def aggregate(self, server: Server, messages: Sequence[Message], round: int) -> Mapping[str, Message]:
-        """The mean, the same for all."""
+        """Return the mean of the logits, the same for all nodes."""
         logits = [message.values.double() for message in messages if isinstance(message, Logits)]
         return dict.fromkeys(server.roster.names, Logits.of(SERVER, round, torch.stack(logits).mean(0)))
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:
-        """Digest."""
+        """Digest the mean of the logits."""
         (consensus,) = inbox
         assert isinstance(consensus, Logits)
         samples = node.public_subset(round, self.subset)
@@ -131,12 +143,8 @@ class FedMD(Method):
             node.step(node.gradient(loss), "mutual")
             node.record(round, digest=loss)
 
-    def crossing(self) -> str:
-        """On public data."""
-        return "logits on public data"
-
     def _looks(self, round: int) -> bool:
-        """Whether the validation data is looked at: after each epoch of the transfer phase, and at its parts' ends."""
+        """Return whether to evaluate validation data: after each epoch of the transfer phase and each of its parts."""
         plan = self._schedule
         if round > plan.transfer:
             return False
@@ -145,11 +153,11 @@ class FedMD(Method):
         return (round - start) % epoch == 0 or round == end
 
     def _keep_best(self, node: Learner, round: int) -> None:
-        """In the transfer phase: each part ends with the weights that did best on validation data, epoch by epoch."""
+        """End each part of the transfer phase with the weights that were best on validation data."""
         if not self._looks(round) or node.validation is None:
             return
         score = correct_count(node.predict(node.validation.inputs), node.validation.labels)
-        memory, present = node.memory, node.shared()
+        memory, present = node.memory, node.network.shared()
         if "kept" in memory:
             better = score >= memory["score"]
             memory["kept"] = torch.where(better.unsqueeze(-1), present, memory["kept"])
@@ -157,5 +165,5 @@ class FedMD(Method):
         else:
             memory["kept"], memory["score"] = present, score
         if round in (self._schedule.public, self._schedule.transfer):
-            node.adopt(memory.pop("kept"))
+            node.network.adopt(memory.pop("kept"))
             del memory["score"]

@@ -1,4 +1,4 @@
-"""FedProx (Li et al., 2020): FedAvg whose nodes are held near the global model."""
+"""FedProx (Li et al., 2020): FedAvg with a proximal term that keeps nodes near the global model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedh2l.methods.schedule import INTERVAL_HELP, Interval
 
 
 class FedProx(FedAvg):
-    """FedProx: FedAvg whose node k minimises F_k(w) + (μ/2)·‖w − w^t‖², w^t being the last global model.
+    """FedProx: FedAvg with (μ/2)·‖w − w^t‖² added to each node's loss. w^t is the last global model.
 
-    The gradient gets μ·(w − w^t); buffers have no part in it. μ = 0 gives FedAvg, and so does K = 1, where w = w^t.
-    Under AMSGrad the term is rescaled with the rest, so μ does not compare with papers that use SGD. All nodes do
-    equal work and are weighted by n_k/n; the paper's adaptive μ is left out.
+    The gradient is increased by μ·(w − w^t). Buffers are not part of it. μ = 0 gives FedAvg. K = 1 does too, because
+    then w = w^t. AMSGrad rescales the term with the rest of the gradient, so μ is not comparable to papers that use
+    SGD. All nodes do the same number of steps and are weighted by n_k/n. The paper's adaptive μ is not implemented.
     """
 
     name: ClassVar[str] = "fedprox"
@@ -36,10 +36,10 @@ class FedProx(FedAvg):
     }
 
     interval: Interval = Field(10, description=INTERVAL_HELP)
-    mu: float = Field(0.01, ge=0, description="how strongly a node is held near the global model (μ); 0: FedAvg")
+    mu: float = Field(0.01, ge=0, description="Weight of the proximal term (μ). 0 gives FedAvg.")
 
     def _local_gradient(self, node: Learner, gradient: Tensor) -> Tensor:
-        """With the pull towards the last global model."""
+        """Return the gradient with the proximal term."""
         return gradient + self.mu * (node.parameters - node.memory["anchor"])
 
     def _received(self, node: Learner) -> None:

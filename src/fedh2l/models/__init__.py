@@ -1,1 +1,1 @@
-"""Models: the small built-in ones, and any `nn.Module` by `package.module:factory`."""
+"""Models: small built-in ones, and any `nn.Module` by `package.module:factory`."""

@@ -1,4 +1,4 @@
-"""What a model computes just before it decides."""
+"""Features: the inputs of a model's last layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedh2l.errors import ModelError
 
 
 def features(module: nn.Module, inputs: Tensor) -> Tensor:
-    """The features of `inputs`: the model's own `features(x)` method, or else the input of its last Linear layer.
+    """Return the features of `inputs`: the model's own `features(x)`, else the input of its last Linear layer.
 
-    An attribute `features` that is a layer (as in torchvision's AlexNet and VGG) is not that method.
+    An attribute `features` that is a layer (as in torchvision's AlexNet and VGG) is ignored.
     """
     own = getattr(module, "features", None)
     if inspect.ismethod(own):
@@ -21,7 +21,7 @@ def features(module: nn.Module, inputs: Tensor) -> Tensor:
         return offered
     linears = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     if not linears:
-        raise ModelError(f"{type(module).__name__} has neither a method features(x) nor a Linear layer")
+        raise ModelError(f"{type(module).__name__} needs a method features(x) or a Linear layer")
     seen: list[Tensor] = []
 
     def remember(_: nn.Module, arguments: tuple[Any, ...]) -> None:

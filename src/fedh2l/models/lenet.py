@@ -1,4 +1,4 @@
-"""LeNet in the two forms that fit the paper's text."""
+"""LeNet in the two sizes that fit the paper's text."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class LeNet(nn.Module):
         self.output = nn.Linear(84, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """The 84 activations that the last layer reads."""
+        """Return the 84 inputs of the last layer."""
         x = pooled(self.conv2, pooled(self.conv1, x)).flatten(1)
         return F.relu(self.hidden2(F.relu(self.hidden1(x))))
 
     def split(self) -> tuple[nn.Module, nn.Module]:
-        """The first convolution, and the rest."""
+        """Return the first convolution and the rest."""
         stem = nn.Sequential(self.conv1, nn.MaxPool2d(2), nn.ReLU())
         convolution = (self.conv2, nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
         return stem, nn.Sequential(*convolution, self.hidden1, nn.ReLU(), self.hidden2, nn.ReLU(), self.output)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images `(n, 1, 28, 28)`."""
+        """Return the logits of images `(n, 1, 28, 28)`."""
         logits: Tensor = self.output(self.features(x))
         return logits
 
@@ -47,17 +47,17 @@ class LeNetWide(nn.Module):
         self.output = nn.Linear(500, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """The 500 activations that the last layer reads."""
+        """Return the 500 inputs of the last layer."""
         x = pooled(self.conv2, pooled(self.conv1, x)).flatten(1)
         return F.relu(self.hidden(x))
 
     def split(self) -> tuple[nn.Module, nn.Module]:
-        """The first convolution, and the rest."""
+        """Return the first convolution and the rest."""
         stem = nn.Sequential(self.conv1, nn.MaxPool2d(2), nn.ReLU())
         convolution = (self.conv2, nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
         return stem, nn.Sequential(*convolution, self.hidden, nn.ReLU(), self.output)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images `(n, 1, 28, 28)`."""
+        """Return the logits of images `(n, 1, 28, 28)`."""
         logits: Tensor = self.output(self.features(x))
         return logits

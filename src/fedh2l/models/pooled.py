@@ -1,4 +1,4 @@
-"""A convolution, its pooling and ReLU as one function, so that they can be computed at once where that is quicker."""
+"""Convolution, pooling and ReLU as one function, so an engine can replace it by a faster one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def pooled(layer: nn.Module, x: Tensor) -> Tensor:
-    """What a convolution says of `(n, channels, height, width)`, the largest of each 2 × 2 pixels, and of that and 0.
+    """Apply a convolution to `(n, channels, height, width)`, then 2 × 2 max pooling and ReLU.
 
-    In memory its channels may come last: `flatten` and `reshape` take that, `view` does not.
-    A layer that somebody listens to, or has put in another's place, is called as usual.
+    The result may be channels-last in memory: `flatten` and `reshape` work on it, `view` does not. A layer with hooks,
+    or of another type than `nn.Conv2d`, is called as usual.
     """
     if type(layer) is not nn.Conv2d or any(getattr(layer, hooks) for hooks in HOOKS):
         return F.relu(F.max_pool2d(layer(x), 2))
@@ -25,9 +25,9 @@ def pooled(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def pooled_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """A convolution with steps of one pixel, its pooling, and ReLU; engines have their own ways."""
+    """Apply a convolution with stride 1, 2 × 2 max pooling and ReLU. Engines override this function."""
     if has_torch_function((x, weight)):
         result: Tensor = handle_torch_function(pooled_convolution, (x, weight), x, weight, bias, padding)
         return result
-    # Pooling before ReLU gives the same values as after it and computes a quarter of them.
+    # Pooling before ReLU gives the same values and applies ReLU to a quarter of them.
     return F.relu(F.max_pool2d(torch.conv2d(x, weight, bias, padding=padding), 2))

@@ -1,4 +1,4 @@
-"""Weights to start from: a file, or those that torchvision has for a model; and heads that fit another task."""
+"""Pretrained weights from a file or from torchvision, and new last layers for another number of classes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ log = logging.getLogger("fedh2l")
 
 FILES = (".safetensors", ".pth", ".pt", ".bin")
 NESTED = ("state_dict", "model_state_dict", "model", "net")
-"""Under which names training scripts put a state dict in a file."""
+"""Keys that training scripts use for a state dict in a file."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """What a model took over of some weights."""
+    """The tensors that a model could load from some weights."""
 
     loaded: list[str]
     reshaped: list[str]
-    """In both, with another shape: the head of another task, as a rule. The model keeps its own."""
+    """Tensors of another shape, usually those of the last layer. The model keeps its own."""
     missing: list[str]
     unused: list[str]
     share: float
-    """How much of the model was loaded, by the number of its values."""
+    """Share of the model's values that were loaded."""
 
     def __str__(self) -> str:
         parts = [f"{len(self.loaded)} tensors loaded, {100 * self.share:.1f} % of the model"]
@@ -49,7 +49,7 @@ class Match:
 
 
 def start_from(module: nn.Module, source: str, factory: str, where: str) -> Match:
-    """Loads what fits of some weights into a model, says what did not, and refuses weights that mostly do not fit."""
+    """Load matching weights into a model and log the rest. Raise an error if less than half of the model matches."""
     weights = _from_file(Path(source), where) if _is_file(source) else _from_torchvision(source, factory, where)
     match = take_over(module, weights)
     if match.share < 0.5:
@@ -66,14 +66,14 @@ def start_from(module: nn.Module, source: str, factory: str, where: str) -> Matc
 
 
 def settle(module: nn.Module, example: Tensor) -> None:
-    """Lets layers that take their shape from the first input have it."""
+    """Initialise layers that take their shape from the first input."""
     if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
         _output(module, example)
 
 
 @torch.no_grad()
 def take_over(module: nn.Module, weights: Mapping[str, Tensor]) -> Match:
-    """Copies every tensor whose name and shape fit."""
+    """Copy every tensor with the same name and shape."""
     own = module.state_dict()
     loaded = [name for name, tensor in own.items() if name in weights and weights[name].shape == tensor.shape]
     for name in loaded:
@@ -89,12 +89,13 @@ def take_over(module: nn.Module, weights: Mapping[str, Tensor]) -> Match:
 
 
 def fit_head(module: nn.Module, example: Tensor, num_classes: int) -> bool:
-    """Gives a model whose factory does not take `num_classes` a last layer of its own, if it has other outputs.
+    """Replace the last layer if the outputs are not `num_classes`. Return whether it was replaced.
 
-    That is the linear layer, or the convolution in its place, after whose replacement the outputs fit.
+    This is for models whose factory does not take `num_classes`. The last layer is the Linear or 1 × 1 convolution
+    whose replacement gives the right number of outputs.
     """
     outputs = _output(module, example)
-    if outputs is None or outputs == num_classes:  # what is wrong with a model is found, and said, when it is checked
+    if outputs is None or outputs == num_classes:  # `check_model` reports errors of the model
         return False
     for name, layer in reversed(_layers(module)):
         parent, _, last = name.rpartition(".")
@@ -110,12 +111,12 @@ def fit_head(module: nn.Module, example: Tensor, num_classes: int) -> bool:
 
 
 def _output(module: nn.Module, example: Tensor) -> int | None:
-    """How many numbers a model says of an input; None if it fails, or says something else."""
+    """Return the number of outputs per input, or None if the model fails or returns something else."""
     was_training = module.training
     try:
         with torch.no_grad():
             output = module.eval()(example)
-    except Exception:  # any model of a user's may fail in any way
+    except Exception:  # a user's model may fail in any way
         return None
     finally:
         module.train(was_training)
@@ -127,7 +128,7 @@ def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _narrowed(layer: nn.Module, outputs: int, wanted: int) -> nn.Module | None:
-    """A new layer with other outputs, if this one may be the one that makes a model's."""
+    """Return a new layer with `wanted` outputs, or None if this cannot be the last layer."""
     if isinstance(layer, nn.Linear) and layer.out_features == outputs:
         return nn.Linear(layer.in_features, wanted, layer.bias is not None)
     if isinstance(layer, nn.Conv2d) and layer.out_channels == outputs and layer.kernel_size == (1, 1):
@@ -150,7 +151,7 @@ def _from_file(path: Path, where: str) -> dict[str, Tensor]:
         )
     except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
         raise ModelError(f"{where}: cannot read the weights '{path}': {error}") from error
-    except Exception as error:  # what an unpickler makes of a file that is none can be anything
+    except Exception as error:  # unpickling an arbitrary file can raise anything
         raise ModelError(
             f"{where}: '{path}' holds more than tensors, or is damaged, and is not read: {type(error).__name__}"
         ) from error
@@ -160,7 +161,7 @@ def _from_file(path: Path, where: str) -> dict[str, Tensor]:
     if not isinstance(read, dict):
         raise ModelError(f"{where}: '{path}' holds {type(read).__name__}, not the weights of a model")
     found = {str(name): value for name, value in read.items() if isinstance(value, Tensor)}
-    if found and all(name.startswith("module.") for name in found):  # as saved from several GPUs
+    if found and all(name.startswith("module.") for name in found):  # saved by DataParallel
         found = {name.removeprefix("module."): value for name, value in found.items()}
     return found
 
@@ -168,8 +169,8 @@ def _from_file(path: Path, where: str) -> dict[str, Tensor]:
 def _from_torchvision(name: str, factory: str, where: str) -> dict[str, Tensor]:
     if not factory.startswith("torchvision.models"):
         raise ModelError(
-            f"{where}: weights '{name}' are neither a file ({', '.join(FILES)}) nor, for a model that is not of "
-            "torchvision.models, a name"
+            f"{where}: weights '{name}' are not a file ({', '.join(FILES)}). Names of weights work only for models of "
+            "torchvision.models"
         )
     models = import_object("torchvision:models", where)
     try:
@@ -177,9 +178,9 @@ def _from_torchvision(name: str, factory: str, where: str) -> dict[str, Tensor]:
     except ValueError as error:
         raise ModelError(f"{where}: torchvision has no weights for '{factory}': {error}") from error
     if name not in known.__members__:
-        raise ModelError(f"{where}: there are no weights '{name}'; there are: {', '.join(known.__members__)}")
+        raise ModelError(f"{where}: unknown weights '{name}'. There are: {', '.join(known.__members__)}")
     try:
         state: dict[str, Tensor] = known[name].get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:
-        raise ModelError(f"{where}: the weights '{name}' could not be downloaded: {error}; name a file") from error
+        raise ModelError(f"{where}: the weights '{name}' could not be downloaded: {error}. Name a file") from error
     return state

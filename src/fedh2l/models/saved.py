@@ -1,40 +1,46 @@
-"""A trained model as one safetensors file that can be loaded and used with nothing else."""
+"""A trained model in one safetensors file. Loading it needs no other file."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from pydantic import Field
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from fedh2l.data.images import read_image
-from fedh2l.errors import DataError, FedH2LError, ModelError
+from fedh2l.errors import ConfigError, DataError, FedH2LError, ModelError, shown
+from fedh2l.files import METADATA, UnreadableError, read_array, read_tensors
 from fedh2l.models.factory import Recipe
 from fedh2l.models.pretrained import fit_head
+from fedh2l.models.registry import MODELS
 from fedh2l.node import Node
 from fedh2l.pixels import Pixels
+from fedh2l.plugins import is_known, only, trust
+from fedh2l.section import Section
 
 FORMAT = "fedh2l-model-1"
-METADATA = "fedh2l"
+LARGEST_SIDE, LARGEST_INPUT = 2**20, 2**28
+"""Limits for the input shape in a file: the longest side, and the number of values."""
 
 
 class Prediction(NamedTuple):
-    """What a model says of one input."""
+    """The predicted class of one input and its posterior."""
 
     label: str
     probability: float
 
 
 class Classifier(nn.Module):
-    """A trained model with what is needed to use it: its classes and its preprocessing."""
+    """A trained model with its classes and its preprocessing."""
 
     def __init__(
         self,
@@ -50,10 +56,10 @@ class Classifier(nn.Module):
         self.input_shape = tuple(input_shape)
         self.preprocessing = dict(preprocessing)
         self.about = dict(about)
-        """Where the model comes from: node, round, which (best or last), factory and its arguments."""
+        """Origin of the model: node, round, which (best or last), factory and its arguments."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits `(n, classes)` of preprocessed inputs `(n, …)`, or of images as bytes."""
+        """Return the logits `(n, classes)` of preprocessed inputs `(n, …)`, or of images as bytes."""
         if inputs.dtype == torch.uint8 and len(self.input_shape) == 3 and self.about["floating"]:
             inputs = Pixels.of(self.preprocessing)(inputs, next(self.parameters()).dtype)
         logits: Tensor = self.module(inputs)
@@ -61,20 +67,23 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def predict(self, sources: Sequence[str | Path | Tensor | NDArray[Any]]) -> list[Prediction]:
-        """The class and its posterior for each of some inputs: image files, .npy files, arrays or tensors."""
+        """Return the class and its posterior for each input: an image file, .npy file, array or tensor."""
         parameter = next(self.parameters())
         self.eval()
         predictions = []
         for source in sources:
             prepared = self.prepare(source)
             inputs = prepared.to(parameter.device, parameter.dtype if prepared.is_floating_point() else None)
-            posterior = torch.softmax(self(inputs.unsqueeze(0)), -1).squeeze(0)
+            try:
+                posterior = torch.softmax(self(inputs.unsqueeze(0)), -1).squeeze(0)
+            except (RuntimeError, IndexError, TypeError, ValueError) as error:  # wrong type, or index out of range
+                raise DataError(f"{source}: the model fails on this input: {shown(error)}") from error
             best = int(posterior.argmax())
             predictions.append(Prediction(self.classes[best], float(posterior[best])))
         return predictions
 
     def prepare(self, source: str | Path | Tensor | NDArray[Any]) -> Tensor:
-        """One input as the model is fed it. Arrays and .npy files are taken to be preprocessed already."""
+        """Convert one input for the model. Arrays and .npy files must be preprocessed already."""
         prepared = self._read(Path(source)) if isinstance(source, (str, Path)) else torch.as_tensor(source)
         if (1, *prepared.shape) == self.input_shape:  # a grey image without its channel
             prepared = prepared.unsqueeze(0)
@@ -87,25 +96,34 @@ class Classifier(nn.Module):
             raise DataError(f"there is no file '{path}'")
         if path.suffix == ".npy":
             try:
-                return torch.from_numpy(np.load(path, allow_pickle=False))
-            except (ValueError, TypeError, EOFError, OSError) as error:
+                return torch.from_numpy(np.array(read_array(path)))
+            except (ValueError, TypeError, OSError) as error:
                 raise DataError(f"'{path}' is not an array of numbers: {error}") from error
         if self.preprocessing.get("kind") != "image":
             raise DataError(f"'{path}': this model's data is not images; give a .npy file of shape {self.input_shape}")
-        return read_image(path, self.preprocessing)
+        try:
+            width, height = map(int, self.preprocessing["size"])
+            if (height, width) != self.input_shape[-2:]:
+                raise ValueError(f"size is {width} x {height}, but the model takes {self.input_shape}")
+            return read_image(path, self.preprocessing)
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise DataError(
+                f"'{path}': the preprocessing of this model does not say how to read images ({shown(error)})"
+            ) from error
 
 
 def probe(input_shape: Sequence[int], floating: bool, dtype: torch.dtype) -> Tensor:
-    """One input `(1, …)`, the same for every model that takes this shape; holds nothing of anybody's data."""
+    """Return one fixed input `(1, …)` for this shape. It contains no data of a node."""
     size = math.prod(input_shape)
     values = torch.linspace(-1, 1, size, dtype=dtype) if floating else torch.zeros(size, dtype=torch.long)
     return values.view(1, *input_shape)
 
 
 def pack_model(weights: Mapping[str, Tensor], said: Tensor, node: Node, round: int, which: str) -> bytes:
-    """The bytes of a model file: a state dict, and how to build and feed the model.
+    """Return the bytes of a model file: a state dict, the recipe of the model, and its preprocessing.
 
-    `said` are the logits of the model on its `probe`: weights that fit are not proof that the model is the same one.
+    `said` are the logits of the model on its `probe`. They show whether a rebuilt model is the same one, since weights
+    can fit another model.
     """
     about = {
         "format": FORMAT,
@@ -121,50 +139,103 @@ def pack_model(weights: Mapping[str, Tensor], said: Tensor, node: Node, round: i
         "said": said.flatten().tolist(),
     }
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
-    # One entry: safetensors writes several in any order, and equal models should be equal files.
+    # One entry: safetensors writes several in random order, but equal models should give equal files.
     return save_tensors(tensors, metadata={METADATA: json.dumps(about, sort_keys=True)})
 
 
-def load_model(path: Path, module: nn.Module | None = None) -> Classifier:
-    """The model in a file. `module` is needed only if the file does not say how to build one."""
+class _About(Section):
+    """The metadata of a model file."""
+
+    format: Literal["fedh2l-model-1"]
+    node: str
+    which: str
+    round: int
+    factory: str
+    arguments: dict[str, Any]
+    classes: list[str] = Field(min_length=1)
+    input_shape: list[int] = Field(min_length=1, max_length=8)
+    preprocessing: dict[str, Any]
+    floating: bool
+    said: list[float]
+
+
+def load_model(path: Path, module: nn.Module | None = None, allow: Sequence[str] = ()) -> Classifier:
+    """Load a model from a file. It is built by the constructor in the file, or loaded into `module`.
+
+    Only known constructors and those of packages in `allow` are called.
+    """
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(METADATA, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read the model '{path}': {error}") from error
-    if about.get("format") != FORMAT:
+        read, tensors = read_tensors(path)
+    except UnreadableError as error:
+        raise ModelError(f"cannot read the model '{path}': {shown(error)}") from error
+    if read.get("format") != FORMAT:
         raise ModelError(f"'{path}' is not a model that fedh2l saved")
-    classes, input_shape = about["classes"], about["input_shape"]
-    if module is None:
-        if not about["factory"]:
-            raise ModelError(f"'{path}' was trained from a module that has no importable factory; pass model=…")
-        if about["factory"].startswith("__main__:"):
-            raise ModelError(
-                f"'{path}': its class was defined in the script that trained it; move it to a module, or pass model=…"
-            )
-        try:
-            recipe = Recipe(about["factory"], about["arguments"])
-            module = recipe.build(len(classes), input_shape, f"'{path}'")
-            if not recipe.takes_classes():
-                fit_head(module, probe(input_shape, about["floating"], torch.float32), len(classes))
-        except FedH2LError as error:
-            raise ModelError(f"{error}; if it cannot be built from here, pass model=…") from error
+    about = _checked(read, path)
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-    module = module.to(dtype).eval()
     try:
+        if module is None:
+            with only([*trust().packages, *allow]):
+                module = _build(about, tensors, path)
+        module = module.to(dtype).eval()
         module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ModelError(f"the weights in '{path}' do not fit the model: {error}; pass model=…") from error
-    _check_probe(module, about, dtype, path)
-    return Classifier(module, classes, input_shape, about["preprocessing"], about).eval()
+        _check_probe(module, about, dtype, path)
+    except FedH2LError:
+        raise
+    except Exception as error:  # a modified file can make a model fail in any way
+        raise ModelError(f"the weights in '{path}' do not fit the model: {shown(error)}; pass model=…") from error
+    return Classifier(module, about.classes, about.input_shape, about.preprocessing, about.model_dump()).eval()
+
+
+def _checked(read: Mapping[str, Any], path: Path) -> _About:
+    try:
+        about = _About.read(dict(read), "its metadata")
+        Pixels.of(about.preprocessing)
+    except (ConfigError, TypeError, ValueError, OverflowError) as error:
+        raise ModelError(f"'{path}' is damaged: {shown(error)}") from None
+    if not all(0 < side <= LARGEST_SIDE for side in about.input_shape) or math.prod(about.input_shape) > LARGEST_INPUT:
+        raise ModelError(f"'{path}' is damaged: its input_shape is {shown(about.input_shape, 80)}")
+    return about
+
+
+def _build(about: _About, tensors: Mapping[str, Tensor], path: Path) -> nn.Module:
+    """Build the module named in a file, after checking that it is not larger than the file's weights."""
+    if not about.factory:
+        raise ModelError(f"'{path}' was trained from a module that has no importable factory; pass model=…")
+    if about.factory.startswith("__main__:") and not trust().allows(about.factory):
+        raise ModelError(
+            f"'{path}': its class was defined in the script that trained it. Move it to a module, pass model=…, or, in "
+            "that script, allow=['__main__']"
+        )
+    recipe = Recipe(about.factory, about.arguments)
+    try:
+        if is_known(about.factory) or about.factory in MODELS:
+            with suppress(NotImplementedError, RuntimeError), torch.device("meta"):  # may not support meta
+                _check_sizes(_constructed(recipe, about, path), tensors, path)
+        return _constructed(recipe, about, path)
+    except FedH2LError as error:
+        raise ModelError(f"{error} Or pass model=…, a module to load the weights into.") from error
+
+
+def _constructed(recipe: Recipe, about: _About, path: Path) -> nn.Module:
+    module = recipe.build(len(about.classes), about.input_shape, f"'{path}'")
+    if not recipe.takes_classes():
+        example = probe(about.input_shape, about.floating, torch.float32)
+        fit_head(module, example.to(next(module.parameters()).device), len(about.classes))
+    return module
+
+
+def _check_sizes(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise an error for a model that is larger than its weights, before it takes memory."""
+    for name, tensor in module.state_dict().items():
+        if name not in tensors or tensors[name].shape != tensor.shape:
+            raise ModelError(f"the weights in '{path}' do not fit the model: {shown(name)} differs")
 
 
 @torch.no_grad()
-def _check_probe(module: nn.Module, about: Mapping[str, Any], dtype: torch.dtype, path: Path) -> None:
-    said = module(probe(about["input_shape"], about["floating"], dtype)).flatten()
-    if not torch.allclose(said, torch.tensor(about["said"], dtype=dtype), rtol=1e-2, atol=1e-2):
+def _check_probe(module: nn.Module, about: _About, dtype: torch.dtype, path: Path) -> None:
+    said = module(probe(about.input_shape, about.floating, dtype)).flatten()
+    if not torch.allclose(said, torch.tensor(about.said, dtype=dtype), rtol=1e-2, atol=1e-2):
         raise ModelError(
-            f"the weights in '{path}' fit, but the model built for them computes something else than the one that was "
-            f"trained; if that was given arguments, pass model=… or train with Node(name, factory, domain, model_args)"
+            f"the weights in '{path}' fit, but the rebuilt model gives other outputs than the trained one. If the "
+            f"trained model had arguments, pass model=… or train with Node(name, factory, domain, model_args)"
         )

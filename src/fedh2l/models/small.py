@@ -1,4 +1,4 @@
-"""Small networks of other shapes, so that a federation need not be of one kind."""
+"""Small networks of other architectures, for experiments with different models."""
 
 from __future__ import annotations
 

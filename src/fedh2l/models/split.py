@@ -1,4 +1,4 @@
-"""Cutting a model in two: a stem that stays with a node, and a trunk that may live elsewhere."""
+"""Splits of a model into a stem that stays on a node, and a trunk that may run on a server."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fedh2l.errors import ModelError
 
 
 def split(module: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """A model's stem and trunk, which share its layers: trunk(stem(x)) is what the model computes.
+    """Return a model's stem and trunk. They share its layers, and trunk(stem(x)) is the model's output.
 
-    The model's own `split()` method says where, or else an `nn.Sequential` is cut after its first activation.
+    The model's own `split()` method is used if there is one. Otherwise an `nn.Sequential` is cut after its first
+    activation.
     """
     own = getattr(module, "split", None)
     if inspect.ismethod(own):
@@ -25,5 +26,5 @@ def split(module: nn.Module) -> tuple[nn.Module, nn.Module]:
         if 0 < cut < len(layers) and any(True for layer in layers[cut:] for _ in layer.parameters()):
             return nn.Sequential(*layers[:cut]), nn.Sequential(*layers[cut:])
     raise ModelError(
-        f"{type(module).__name__} cannot be cut in two: give it a method split() that returns (stem, trunk)"
+        f"{type(module).__name__} cannot be cut in two. Give it a method split() that returns (stem, trunk)"
     )

@@ -1,1 +1,1 @@
-"""Peers of different organisations, each with its own data and model, and no server between them."""
+"""Training between peers of different organisations, without a server."""

@@ -1,4 +1,4 @@
-"""The certificate authority of a federation, which its founder keeps."""
+"""The certificate authority of a federation. Its founder runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pydantic import Field, field_validator
 
+from fedh2l.errors import ConfigError, shown
+from fedh2l.files import UnreadableError, json_value
 from fedh2l.peer.certificates import (
     About,
     PKIError,
@@ -29,18 +32,47 @@ from fedh2l.peer.certificates import (
     write_private,
 )
 from fedh2l.roster import check_name
+from fedh2l.section import Section
 
 AUTHORITY_DAYS = 3650
 MEMBER_DAYS = 365
 MOST_DAYS = 36500
 BACKDATED = timedelta(hours=1)
-"""Certificates are valid from a little before they are made: clocks need not agree."""
+"""Certificates are valid from shortly before they are made, so that clocks may differ."""
+
+AUTHORITIES_SINCE = 1950
+"""Earliest year that a certificate can encode."""
 
 CA_KEY, CA_CERTIFICATE, REVOKED, LEDGER = "ca.key", "ca.pem", "revoked.pem", "issued.json"
 
 
+class Issued(Section):
+    """A record of one issued certificate."""
+
+    name: str
+    hosts: list[str]
+    pin: str
+    serial: str = Field(pattern="^[1-9a-f][0-9a-f]{0,39}$")
+    until: str
+    revoked: str | None
+
+    @field_validator("serial")
+    @classmethod
+    def _fits(cls, serial: str) -> str:
+        if int(serial, 16) >= 2**159:
+            raise ValueError("it is longer than a serial number can be")
+        return serial
+
+    @field_validator("until", "revoked")
+    @classmethod
+    def _is_time(cls, text: str | None) -> str | None:
+        if text is not None and datetime.fromisoformat(text).year < AUTHORITIES_SINCE:
+            raise ValueError("it is too long ago")
+        return text
+
+
 class Authority:
-    """The founder's: signs requests, keeps book of what it signed, and takes certificates back."""
+    """Signs requests, records the issued certificates, and revokes them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +83,7 @@ class Authority:
 
     @staticmethod
     def found(folder: Path, federation: str, days: int = AUTHORITY_DAYS) -> Authority:
-        """A new one, with an empty list of what is revoked."""
+        """Create an authority with an empty revocation list."""
         if not 1 <= len(federation) <= 64:
             raise PKIError("the name of a federation has 1 to 64 characters")
         _check_days(days)
@@ -77,21 +109,23 @@ class Authority:
 
     @property
     def federation(self) -> str:
-        """The name of the federation."""
         return About.of(self.certificate).name
 
     def issued(self) -> list[dict[str, Any]]:
-        """Everything that was signed, oldest first: name, hosts, pin, serial, until, and when it was revoked."""
+        """Return all issued certificates, oldest first: name, hosts, pin, serial, until and time of revocation."""
+        path = self.folder / LEDGER
         try:
-            entries: list[dict[str, Any]] = json.loads(read(self.folder / LEDGER))
-        except json.JSONDecodeError as error:
-            raise PKIError(f"'{self.folder / LEDGER}' is damaged: {error}") from error
-        return entries
+            entries = json_value(read(path))
+            if not isinstance(entries, list):
+                raise UnreadableError("it holds no list")
+            return [Issued.read(entry, f"entry {place}").model_dump() for place, entry in enumerate(entries, 1)]
+        except (UnreadableError, ConfigError) as error:
+            raise PKIError(f"'{path}' is damaged: {shown(error)}") from None
 
     def sign(self, request: x509.CertificateSigningRequest, days: int = MEMBER_DAYS) -> x509.Certificate:
-        """A certificate with the name, hosts and key of a request; what else it asks for is not given.
+        """Sign a certificate with the name, hosts and key of a request. Other requested fields are ignored.
 
-        A name belongs to the key that it was first given to, until that is revoked.
+        A name stays bound to its first key until that certificate is revoked.
         """
         about = About.of(request)
         check_name(about.name)
@@ -104,8 +138,8 @@ class Authority:
         for entry in entries:
             if entry["revoked"] is None and entry["name"] == about.name and entry["pin"] != about.pin:
                 raise PKIError(
-                    f"'{about.name}' has a certificate for another key ({entry['pin']}); revoke that first if the "
-                    f"key is lost or changed: fedh2l pki revoke {about.name}"
+                    f"'{about.name}' has a certificate for another key ({entry['pin']}). If that key is lost or "
+                    f"replaced, revoke the certificate first: fedh2l pki revoke {about.name}"
                 )
             if entry["name"] != about.name and entry["pin"] == about.pin:
                 raise PKIError(f"the key of this request is already that of '{entry['name']}'")
@@ -139,11 +173,11 @@ class Authority:
         return certificate
 
     def revoke(self, who: str) -> list[dict[str, Any]]:
-        """Takes back all certificates of a name, or the one with a serial number; returns those that it took."""
+        """Revoke all certificates of a name, or the one with a serial number. Return the revoked entries."""
         entries = self.issued()
         wanted = [entry for entry in entries if who in (entry["name"], entry["serial"]) and entry["revoked"] is None]
         if not wanted:
-            known = "" if any(who in (e["name"], e["serial"]) for e in entries) else ", nor was there ever one"
+            known = "" if any(who in (e["name"], e["serial"]) for e in entries) else ", and never had one"
             raise PKIError(f"'{who}' has no valid certificate of this authority{known}")
         for entry in wanted:
             entry["revoked"] = now().isoformat()
@@ -152,7 +186,7 @@ class Authority:
         return wanted
 
     def _publish(self, entries: Sequence[dict[str, Any]]) -> None:
-        """The list of what is revoked, signed, for all members."""
+        """Write the signed revocation list for all members."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)

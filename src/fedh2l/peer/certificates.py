@@ -1,7 +1,8 @@
-"""Keys and certificates of members, as files and as what a peer checks of another.
+"""Keys and certificates of members: their files, and the checks that a peer makes.
 
-A member makes its own key and sends only a request to the federation's authority (`authority.py`). It is known by its
-name and by the pin of its public key, which a renewed certificate keeps. Files with keys are the owner's alone.
+A member generates its own key and sends only a certificate request to the authority (`authority.py`). Peers identify a
+member by its name and by the pin of its public key. A renewed certificate keeps both. Only the owner can read key
+files.
 """
 
 from __future__ import annotations
@@ -16,44 +17,51 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedh2l.checkpoints import write_atomically
-from fedh2l.errors import FedH2LError
+from fedh2l.errors import FedH2LError, shown
+from fedh2l.files import write_atomically
+from fedh2l.peer.refusals import Refusal
 from fedh2l.roster import check_name
 
 log = logging.getLogger("fedh2l.peer")
 
 SOON = timedelta(days=30)
-"""How long before its end a certificate should be renewed."""
+"""Certificates should be renewed within this time before they expire."""
 
+LONGEST = 253
+"""Maximum number of characters of a name in a certificate, equal to the limit for host names."""
 NODE_KEY, NODE_REQUEST, NODE_CERTIFICATE = "node.key", "node.csr", "node.pem"
 
 
+UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
+"""Exceptions that `cryptography` raises for malformed fields. It parses a field only on access."""
+
+
 class PKIError(FedH2LError):
-    """A key, request or certificate is not what it should be."""
+    """A key, request or certificate is invalid, or its file cannot be used."""
 
 
 def pin_of(key: Any) -> str:
-    """The pin of a public key: `sha256//` and the hash of its SubjectPublicKeyInfo, as curl writes it."""
+    """Return the pin of a public key: `sha256//` and the hash of its SubjectPublicKeyInfo, in curl's format."""
     der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return f"sha256//{base64.b64encode(hashlib.sha256(der).digest()).decode()}"
 
 
 def now() -> datetime:
-    """In UTC, to the second, as certificates tell time."""
+    """Return the current time in UTC without fractions of a second, as certificates store it."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
 @dataclass(frozen=True)
 class About:
-    """What a certificate or request says, in words."""
+    """Name, hosts, pin, expiry and serial number of a certificate or request."""
 
     name: str
     hosts: tuple[str, ...]
@@ -63,7 +71,14 @@ class About:
 
     @staticmethod
     def of(subject: x509.Certificate | x509.CertificateSigningRequest) -> About:
-        """Of either."""
+        """Read the fields of a certificate or request."""
+        try:
+            return About._read(subject)
+        except UNREADABLE as error:
+            raise PKIError(f"it cannot be read: {error}") from None
+
+    @staticmethod
+    def _read(subject: x509.Certificate | x509.CertificateSigningRequest) -> About:
         names = subject.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         if len(names) != 1:
             raise PKIError("it does not carry exactly one common name")
@@ -73,6 +88,9 @@ class About:
         except x509.ExtensionNotFound:
             hosts = []
         name, pin = str(names[0].value), pin_of(subject.public_key())
+        for text in (name, *hosts):
+            if not text.isprintable() or not text.isascii() or not 0 < len(text) <= LONGEST:
+                raise PKIError(f"it names {shown(text, 80)!r}, which is no name of a node or host")
         if isinstance(subject, x509.Certificate):
             return About(name, tuple(hosts), pin, subject.not_valid_after_utc, subject.serial_number)
         return About(name, tuple(hosts), pin)
@@ -82,7 +100,7 @@ class About:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A new file that only its owner may read, from its first moment on, and that is there whole or not at all."""
+    """Create a file that only its owner can ever read. It is created completely or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -101,7 +119,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """All of it or nothing, also if the process is killed."""
+    """Write a file atomically, so that it stays complete if the process is killed."""
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -109,7 +127,6 @@ def write(path: Path, data: bytes) -> None:
 
 
 def read(path: Path) -> bytes:
-    """What is in a file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -117,32 +134,33 @@ def read(path: Path) -> bytes:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """The first certificate of a PEM file."""
+    """Return the first certificate of a PEM file."""
     try:
         return x509.load_pem_x509_certificate(read(path))
-    except ValueError:
+    except UNREADABLE:
         raise PKIError(f"'{path}' holds no certificate") from None
 
 
 def read_request(path: Path) -> x509.CertificateSigningRequest:
-    """A request whose sender has the key that it asks a certificate for."""
+    """Return a certificate request. Raise `PKIError` if its own key did not sign it."""
     try:
         request = x509.load_pem_x509_csr(read(path))
-    except ValueError:
+        valid = request.is_signature_valid
+    except UNREADABLE:
         raise PKIError(f"'{path}' holds no certificate request") from None
-    if not request.is_signature_valid:
+    if not valid:
         raise PKIError(f"'{path}': the request is not signed by the key that it names")
     return request
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A private key, refused if others on this machine can read it."""
+    """Return a private key. Raise `PKIError` if other users of this machine can read its file."""
     data = read(path)
     if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise PKIError(f"'{path}' can be read by other users of this machine; chmod 600 it")
     try:
         key = serialization.load_pem_private_key(data, None)
-    except (ValueError, TypeError):
+    except UNREADABLE:
         raise PKIError(f"'{path}' holds no private key without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise PKIError(f"'{path}' holds a key that is not of an elliptic curve")
@@ -150,36 +168,36 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as PEM."""
+    """Encode a private key as PEM."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def pem(thing: x509.Certificate | x509.CertificateSigningRequest | x509.CertificateRevocationList) -> bytes:
-    """As text for a file."""
+    """Encode a certificate, request or revocation list as PEM."""
     return thing.public_bytes(serialization.Encoding.PEM)
 
 
 def folder_for(path: Path) -> None:
-    """Makes a folder that only its owner may look into."""
+    """Create a folder that only its owner can read."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise PKIError(f"cannot make the folder '{path}': {error.strerror}") from error
 
 
-# What a member does
+# Operations of a member
 
 
 def request(folder: Path, name: str, hosts: Sequence[str]) -> tuple[Path, bool]:
-    """Writes a request for a certificate beside the key, which is made if there is none; returns it, and if it was.
+    """Write a certificate request beside the key. Return its path, and whether the key is new.
 
-    A key that is there already is used again, so that the member keeps its pin.
+    An existing key is used again, so that the member keeps its pin.
     """
     check_name(name)
     if not hosts:
-        raise PKIError("a peer needs at least one host name or address under which others reach it")
+        raise PKIError("a peer needs at least one host name or address, so that others can reach it")
     folder_for(folder)
     path = folder / NODE_KEY
     new = not path.exists()
@@ -193,20 +211,20 @@ def request(folder: Path, name: str, hosts: Sequence[str]) -> tuple[Path, bool]:
 
 
 def alternatives(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """Hosts as a certificate names them."""
+    """Return hosts as a certificate extension."""
     found: list[x509.GeneralName] = []
     for host in dict.fromkeys(hosts):
         try:
             found.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             if not host.isascii() or not host or any(sign in host for sign in "/:@* \t\n"):
-                raise PKIError(f"'{host}' is neither a host name nor an address") from None
+                raise PKIError(f"'{host}' is not a host name or an IP address") from None
             found.append(x509.DNSName(host))
     return x509.SubjectAlternativeName(found)
 
 
 class Revocations:
-    """The serial numbers that an authority took back; without a list, none. A new list is read when it is there."""
+    """Revoked serial numbers from the authority's list, which is reloaded when it changes. Empty without a list."""
 
     def __init__(self, authority: x509.Certificate, path: Path | None = None) -> None:
         self._authority, self._path = authority, path
@@ -219,31 +237,33 @@ class Revocations:
         key = self._authority.public_key()
         try:
             found = x509.load_pem_x509_crl(read(self._path))
-        except ValueError:
+            signed = isinstance(key, ec.EllipticCurvePublicKey) and found.is_signature_valid(key)
+            serials = {entry.serial_number for entry in found}
+        except UNREADABLE:
             raise PKIError(f"'{self._path}' holds no revocation list") from None
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not found.is_signature_valid(key):
+        if not signed:
             raise PKIError(f"'{self._path}' is not signed by the authority of this federation")
-        return {entry.serial_number for entry in found}
+        return serials
 
     @property
     def version(self) -> object:
-        """What differs when another list holds; a new one is read here."""
+        """A value that changes with the list. Reading it reloads a changed list."""
         version = _version(self._path)
         if version != self._version:
             self._version = version
             try:
                 self._serials = self._read()
             except PKIError as error:
-                log.error("the list that was read before still holds: %s", error)
+                log.error("the previous list of revocations stays in force: %s", error)
         return version
 
     def __contains__(self, certificate: x509.Certificate) -> bool:
-        _ = self.version  # reads a new list, if there is one
+        _ = self.version  # reloads a changed list
         return certificate.serial_number in self._serials
 
 
 def _version(path: Path | None) -> tuple[int, int] | None:
-    """What differs when a file was written anew."""
+    """Return a value that changes when the file is rewritten."""
     try:
         about = path.stat() if path else None
     except OSError:
@@ -252,17 +272,17 @@ def _version(path: Path | None) -> tuple[int, int] | None:
 
 
 def issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether an authority signed a certificate."""
+    """Return whether an authority signed a certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except (*UNREADABLE, InvalidSignature):
         return False
     return True
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A member's own key and certificate, checked."""
+    """A member's own key and certificate, validated."""
 
     about: About
     certificate: bytes
@@ -270,11 +290,11 @@ class Identity:
     authority: bytes
     signer: ec.EllipticCurvePrivateKey
     files: tuple[Path, Path]
-    """Where certificate and key are."""
+    """Paths of the certificate and the key."""
 
     @staticmethod
     def load(certificate: Path, key: Path, authority: Path) -> Identity:
-        """Refuses what would not work later, and says why."""
+        """Load and validate the files, so that faults are reported at the start."""
         own, signer, root = read_certificate(certificate), read_key(key), read_certificate(authority)
         about = About.of(own)
         if pin_of(signer.public_key()) != about.pin:
@@ -297,24 +317,33 @@ class Identity:
         return self.about.until - now() < SOON
 
 
-def refusal(der: bytes, name: str, pin: str, authority: x509.Certificate, revoked: Revocations) -> str | None:
-    """Why a certificate is not that of a member, or None if it is.
+class Problem(NamedTuple):
+    """A reason to reject a certificate."""
 
-    TLS has already verified it; this is what TLS cannot know, and once more what it did.
+    reason: Refusal
+    text: str
+
+
+def refusal(der: bytes, name: str, pin: str, authority: x509.Certificate, revoked: Revocations) -> Problem | None:
+    """Return why a certificate does not belong to the named member, or None if it does.
+
+    TLS has already verified the certificate. This function adds the checks of name, pin and revocation, and repeats
+    those of issuer and validity.
     """
     try:
         certificate = x509.load_der_x509_certificate(der)
         about = About.of(certificate)
     except (ValueError, PKIError) as error:
-        return f"its certificate cannot be read: {error}"
+        return Problem(Refusal.NO_CERTIFICATE, f"its certificate cannot be read: {shown(error)}")
     if not issued_by(certificate, authority):
-        return "its certificate is not of this federation's authority"
+        return Problem(Refusal.OTHER_AUTHORITY, "its certificate is not of this federation's authority")
     if about.name != name:
-        return f"its certificate is that of '{about.name}', not of '{name}'"
+        return Problem(Refusal.OTHER_NAME, f"its certificate is that of '{about.name}', not of '{name}'")
     if about.pin != pin:
-        return f"its key is {about.pin}, but the roster pins {pin}"
+        return Problem(Refusal.OTHER_KEY, f"its key is {about.pin}, but the roster pins {pin}")
     if certificate in revoked:
-        return f"its certificate {certificate.serial_number:x} is revoked"
+        return Problem(Refusal.REVOKED, f"its certificate {certificate.serial_number:x} is revoked")
     if not certificate.not_valid_before_utc <= now() <= certificate.not_valid_after_utc:
-        return f"its certificate was valid until {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        until = f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        return Problem(Refusal.NOT_VALID_NOW, f"its certificate was valid until {until}")
     return None

@@ -1,19 +1,23 @@
-"""`roster.toml`: who the members of a real federation are, and what they have agreed on.
+"""`roster.toml`: the members of a federation and the settings that they agree on.
 
-Every member holds the same one. What two members must agree on before they talk is the canonical form: federation,
-version, method and its parameters, views, seed, rounds, classes, seed set and the members' names, in order. Addresses,
-keys, deadlines and quorum are not part of it, so that a member may move or renew without a new agreement.
+All members hold the same file. Two peers exchange messages only if the canonical forms of their rosters agree. The
+canonical form contains:
+
+- federation, version, first round, number of rounds, batch size and EMA decay
+- method with its parameters, and views
+- seed with its shares, digest of the seed set, and classes
+- names of the members in order, and the pins of their keys
+
+Addresses, deadlines and quorum are not part of it, so a member can change its address without a new version. A renewed
+certificate keeps its key, so it needs no new version either.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -21,14 +25,20 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedh2l.errors import ConfigError
+from fedh2l.errors import ConfigError, shown
+from fedh2l.files import UnreadableError, read_toml
 from fedh2l.methods.base import Method
 from fedh2l.methods.registry import make_method
 from fedh2l.peer.bundle import Bundle
+from fedh2l.peer.proxy import parse_address
+from fedh2l.peer.shares import check_shares, commitment_to, seed_of
 from fedh2l.peer.views import AS_THEY_ARE, SharedViews
 from fedh2l.roster import Roster, check_name
 from fedh2l.section import Section
-from fedh2l.toml import toml_value
+from fedh2l.toml import toml_text
+
+MOST = 2**31
+"""Rounds and versions: messages have 32 bits for their number."""
 
 
 class Timing(Section):
@@ -36,31 +46,38 @@ class Timing(Section):
 
     mode: Literal["synchronous", "asynchronous"] = Field(
         "synchronous",
-        description="synchronous: a round hears those who answer before the deadline; asynchronous: it never waits, "
-        "and hears each peer's newest signal",
+        description="With synchronous, a round waits for messages until the deadline. With asynchronous, it never "
+        "waits, and uses the newest message of each member.",
     )
-    deadline: float = Field(30.0, gt=0, le=86400, description="seconds that a round waits for peers")
-    quorum: int = Field(1, ge=0, description="peers that must be heard for a round to count")
+    deadline: float = Field(30.0, gt=0, le=86400, description="Seconds that a round waits for other members.")
+    quorum: int = Field(1, ge=0, description="Number of other members whose messages a round needs.")
     below_quorum: Literal["wait", "pause"] = Field(
         "wait",
-        description="with fewer: wait for them, at most `patience` seconds, and then pause; or pause at once. A paused "
-        "peer is saved, still answers, and goes on when enough are back",
+        description="With wait, a peer below the quorum waits up to patience seconds and then pauses. With pause, "
+        "it pauses at once. A paused peer saves its state, still answers, and continues when enough "
+        "members are back.",
     )
     patience: float = Field(
-        600.0, gt=0, le=2**31, description="seconds that are waited below quorum, and until one peer alone is believed"
+        600.0,
+        gt=0,
+        le=2**31,
+        description="Seconds to wait below the quorum. Also the time after which a peer trusts the round of a single "
+        "member.",
     )
     linger: float = Field(
-        600.0, ge=0, le=2**31, description="seconds that a peer which is done stays for those who are not"
+        600.0, ge=0, le=2**31, description="Seconds that a finished peer stays for members that are not finished."
     )
-    staleness: int = Field(5, ge=0, description="for how many exchanges a signal is of use, when asynchronous")
+    staleness: int = Field(5, ge=0, description="Largest age of a message in exchanges, in asynchronous mode.")
 
 
 class Member(Section):
-    """One of the `[[members]]`."""
+    """An entry of `[[members]]`."""
 
-    name: str = Field(description="its name, as in its certificate")
-    address: str = Field(description="where others reach it: host:port")
-    pin: str | None = Field(None, description="of its public key, as `fedh2l pki show` prints it: sha256//…")
+    name: str = Field(description="Name of the member, as in its certificate.")
+    address: str = Field(description="Address of the member, as host:port.")
+    pin: str | None = Field(
+        None, description="Pin of the member's public key: sha256//…, as `fedh2l pki show` prints it."
+    )
 
     @field_validator("name")
     @classmethod
@@ -92,26 +109,39 @@ class Member(Section):
 class Agreement(Section):
     """The keys at the top of the file."""
 
-    federation: str = Field(min_length=1, max_length=64, description="the name of the federation")
-    version: int = Field(1, ge=1, description="of this roster; adding or removing a member makes a new one")
-    from_round: int = Field(1, ge=1, description="the first round in which this version holds")
-    seed: int = Field(0, ge=0, description="everything public that is random follows from it")
-    rounds: int = Field(ge=1, description="rounds: one optimiser step on local data per node each")
-    batch_size: int = Field(32, ge=1, description="samples of a batch")
+    federation: str = Field(min_length=1, max_length=64, description="Name of the federation.")
+
+    @field_validator("federation")
+    @classmethod
+    def _is_printable(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("it should have printable characters only")
+        return name
+
+    version: int = Field(1, ge=1, le=MOST, description="Version of the roster. A change of members makes a new one.")
+    from_round: int = Field(1, ge=1, le=MOST, description="First round of this version.")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of everything public and random. With [shares], it is their hash."
+    )
+    rounds: int = Field(ge=1, le=MOST, description="Number of rounds. A round is one local step on every node.")
+    batch_size: int = Field(32, ge=1, description="Samples per local batch.")
+    ema_decay: float = Field(0.0, ge=0, lt=1, description="EMA decay of each member's weights. 0 turns it off.")
     seedset: str = Field(
-        pattern="^[0-9a-f]{64}$", description="the digest of the seed set, as `fedh2l seedset verify` prints it"
+        pattern="^[0-9a-f]{64}$", description="Digest of the seed set, as `fedh2l seedset verify` prints it."
     )
 
 
 @dataclass(frozen=True)
 class Charter:
-    """One version of a roster, checked."""
+    """One version of a roster, validated."""
 
     agreement: Agreement
     method: Method
     timing: Timing
     members: tuple[Member, ...]
     views: SharedViews = AS_THEY_ARE
+    shares: Mapping[str, str] = field(default_factory=dict)
+    """Each member's share of the seed, in hexadecimal. Empty if the founder chose the seed."""
 
     def __post_init__(self) -> None:
         if self.method.decentralised is False or set(self.method.sends) - {"posteriors"}:
@@ -133,57 +163,62 @@ class Charter:
                 if value in known:
                     raise ConfigError(f"members '{known[value]}' and '{name}' have one {what}: {value}")
                 known[value] = name
+        if self.shares and seed_of(self.shares) != self.agreement.seed:
+            raise ConfigError("roster.seed is not the one that [shares] give")
+        if self.shares and self.agreement.from_round == 1 and set(self.shares) != set(self.names):
+            raise ConfigError("[shares]: there should be one share of the seed for each member")
         if self.timing.quorum >= len(self.members):
             raise ConfigError(
-                f"timing.quorum = {self.timing.quorum}: a peer has {len(self.members) - 1} others, and hears no more"
+                f"timing.quorum = {self.timing.quorum}: a peer has {len(self.members) - 1} others, use at most that"
             )
 
     @staticmethod
     def load(path: Path) -> Charter:
-        """From a file."""
+        """Read a roster file."""
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            raw = read_toml(path)
         except FileNotFoundError:
             raise ConfigError(f"there is no roster '{path}'; `fedh2l roster init` writes one") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"cannot read the roster '{path}': {error}") from error
+        except UnreadableError as error:
+            raise ConfigError(f"cannot read the roster '{path}': {shown(error)}") from error
         try:
             return Charter.read(raw)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+            raise ConfigError(*(f"{path}: {line}" for line in error.args)) from None
 
     @staticmethod
     def read(raw: Mapping[str, Any]) -> Charter:
-        """From the content of a file."""
+        """Parse the content of a roster file."""
         top = dict(raw)
-        method, timing, members, views = (top.pop(key, default) for key, default in PARTS.items())
-        if not isinstance(members, list) or not isinstance(method, dict):
-            raise ConfigError("a roster has a table [method] and tables [[members]]")
+        method, timing, members, views, shares = (top.pop(key, default) for key, default in PARTS.items())
+        if not isinstance(members, list) or not isinstance(method, dict) or not isinstance(shares, dict):
+            raise ConfigError("a roster has tables [method] and [shares], and tables [[members]]")
+        check_shares(shares)
         return Charter(
             Agreement.read(top, "roster"),
             make_method(method),
             Timing.read(timing, "timing"),
             tuple(Member.read(entry, f"members.{place}") for place, entry in enumerate(members)),
             SharedViews.read(views, "views"),
+            shares,
         )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the members, in order."""
+        """Names of the members, in order."""
         return tuple(member.name for member in self.members)
 
     @property
     def addresses(self) -> dict[str, str]:
-        """By name."""
         return {member.name: member.address for member in self.members}
 
     @property
     def pins(self) -> dict[str, str]:
-        """By name, of those that have one."""
+        """Pins by member, without members that have none."""
         return {member.name: member.pin for member in self.members if member.pin is not None}
 
     def check_bundle(self, bundle: Bundle) -> None:
-        """Refuses a seed set that is not the agreed one."""
+        """Raise `ConfigError` if a seed set is not the agreed one."""
         if bundle.digest != self.agreement.seedset:
             raise ConfigError(
                 f"the seed set has the digest {bundle.digest}, but the roster agrees on {self.agreement.seedset}"
@@ -196,53 +231,70 @@ class Charter:
         if missing:
             raise ConfigError(f"member '{missing[0]}' gave no part of the seed set")
         self.views.of(bundle)
+        self._check_commitments(bundle)
         needed = [] if bundle.labelled else self.method.needs_labels()
         if needed:
             raise ConfigError(f"the seed set has no labels, and they are needed by {', '.join(needed)}")
 
+    def _check_commitments(self, bundle: Bundle) -> None:
+        """Raise `ConfigError` if the shares of the seed do not match the members' commitments.
+
+        Members commit before they see other shares, so that no member can choose the seed.
+        """
+        committed = {name: bundle.commitments[name] for name in self.names if name in bundle.commitments}
+        if committed and not self.shares:
+            raise ConfigError(
+                "the members committed to shares of the seed, but this roster has no [shares], so its author chose the "
+                "seed"
+            )
+        for name, share in self.shares.items():
+            if name in self.names and committed.get(name) != commitment_to(share):
+                raise ConfigError(f"[shares]: the share of '{name}' is not the one that it committed to")
+
+    @cached_property
+    def without_share(self) -> tuple[str, ...]:
+        """Members whose share is not in the seed: they joined later, or the founder left them out."""
+        return tuple(name for name in self.names if name not in self.shares)
+
     def canonical(self, classes: Sequence[str]) -> dict[str, Any]:
-        """What members must agree on, as plain values."""
+        """Return the settings that members must agree on, as plain values."""
         return {
             **self.agreement.model_dump(mode="json"),
             "method": {"name": self.method.title, **self.method.model_dump(mode="json")},
             "views": self.views.model_dump(mode="json"),
             "classes": list(classes),
             "members": list(self.names),
+            "pins": self.pins,
+            "shares": dict(self.shares),
         }
 
     def roster(self, classes: Sequence[str]) -> Roster:
-        """The members and their terms, whose digest every message carries."""
+        """Return the members and the agreed settings. Every message carries their digest."""
         terms = self.canonical(classes)
         return Roster.agree(self.names, self.agreement.seed, terms)
 
     def to_toml(self) -> str:
-        """A file that gives this back."""
-        lines = _entries(self.agreement)
-        lines += ["", "[method]", f"name = {toml_value(self.method.title)}"]
-        lines += _entries(self.method, skip_defaults=True)
-        if self.views != AS_THEY_ARE:
-            lines += ["", "[views]", *_entries(self.views, skip_defaults=True)]
-        lines += ["", "[timing]", *_entries(self.timing)]
-        for member in self.members:
-            lines += ["", "[[members]]", *_entries(member)]
-        return "\n".join(lines) + "\n"
+        """Encode the roster as TOML."""
+        tables = {
+            "method": {"name": self.method.title, **self.method.model_dump(mode="json", exclude_defaults=True)},
+            "views": self.views.model_dump(mode="json", exclude_defaults=True) or None,
+            "timing": self.timing.model_dump(mode="json"),
+            "shares": self.shares or None,
+            "members": [member.model_dump(mode="json") for member in self.members],
+        }
+        return toml_text({**self.agreement.model_dump(mode="json"), **tables})
 
 
 def _overrides(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 
-PARTS: dict[str, Any] = {"method": {}, "timing": {}, "members": [], "views": {}}
-"""The tables of a file, and what stands for those that are not there."""
-
-
-def _entries(section: Section, skip_defaults: bool = False) -> list[str]:
-    values = section.model_dump(mode="json", exclude_defaults=skip_defaults, exclude_none=True)
-    return [f"{key} = {toml_value(value)}" for key, value in values.items()]
+PARTS: dict[str, Any] = {"method": {}, "timing": {}, "members": [], "views": {}, "shares": {}}
+"""Tables of a roster file and their defaults."""
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """The fields in which two canonical rosters differ, in words; empty if they agree."""
+    """Describe the differing fields of two canonical rosters. The list is empty if they agree."""
     return [
         f"{key}: {_said(here)} here, {_said(there)} there"
         for key, here, there in _compared(mine, theirs, "")
@@ -269,16 +321,34 @@ def _said(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
+def grouped(digits: str) -> str:
+    """Split hexadecimal digits into groups of four, so that people can compare them aloud."""
+    return " ".join(digits[i : i + 4] for i in range(0, len(digits), 4))
+
+
+def pin_digest(pin: str | None) -> str:
+    """Return the first 16 bytes of a pin in hexadecimal, which is short enough to compare by telephone."""
+    return base64.b64decode(pin.partition("//")[2])[:16].hex() if pin else ""
+
+
 def check_versions(versions: Sequence[Charter]) -> None:
-    """Refuses versions of a roster that do not follow each other; whoever joins later need not hold the first."""
+    """Raise `ConfigError` if versions of a roster are not consecutive or change a fixed setting.
+
+    A member that joins later does not need the first version.
+    """
     first = versions[0].agreement
-    if first.version == 1 and first.from_round != 1:
-        raise ConfigError(f"the first version of a roster holds from round 1, not {first.from_round}")
+    if (first.version == 1) != (first.from_round == 1):
+        raise ConfigError(
+            f"the first version of a roster holds from round 1, and no other does; here version {first.version} holds "
+            f"from round {first.from_round}"
+        )
     for before, after in pairwise(versions):
         old, new = before.agreement, after.agreement
-        for key in ("federation", "seed", "batch_size"):
+        for key in ("federation", "seed", "batch_size", "ema_decay"):
             if getattr(old, key) != getattr(new, key):
                 raise ConfigError(f"version {new.version} of the roster has another {key} than version {old.version}")
+        if before.shares != after.shares:
+            raise ConfigError(f"version {new.version} of the roster has other [shares] than version {old.version}")
         if before.timing.mode != after.timing.mode or before.timing.staleness != after.timing.staleness:
             raise ConfigError(f"version {new.version} of the roster has another timing.mode or timing.staleness")
         if (before.method.title, before.method) != (after.method.title, after.method):
@@ -292,14 +362,3 @@ def check_versions(versions: Sequence[Charter]) -> None:
                 f"version {new.version} from round {new.from_round} does not follow version {old.version} from round "
                 f"{old.from_round}"
             )
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port`; an IPv6 address stands in brackets."""
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*):(\d{1,5})", text)
-    if found is None or not 1 <= int(found[2]) <= 65535:
-        raise ValueError("it should be host:port, an IPv6 address in brackets")
-    host = found[1]
-    if host.startswith("["):
-        ipaddress.IPv6Address(host[1:-1])
-    return host.strip("[]"), int(found[2])

@@ -1,4 +1,4 @@
-"""Waiting for others: for their company at the start, and for their signals in a round, as long as the roster says."""
+"""Waiting for other members: for connections at the start, and for messages in each round."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from fedh2l.errors import FedH2LError
 from fedh2l.messages import Posteriors
-from fedh2l.peer.circle import PeerRefusedError
 from fedh2l.peer.mailbox import LatestMailbox
+from fedh2l.peer.refusals import PeerRefusedError
 
 if TYPE_CHECKING:
     from fedh2l.peer.peer import Peer
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedh2l.peer")
 
 MEET = 5.0
-"""Seconds in which a peer that starts tries to meet the others, to learn which round they are in."""
+"""Seconds that a starting peer waits for connections to the others, to learn which round they are in."""
 
 
-LOOK = 0.5
-"""Seconds after which a peer that waits looks around: whether it is to stop, or others have gone on."""
+LOOK = 0.05
+"""Seconds between checks while waiting: for a stop request, for lost members, and for members that are ahead."""
 
 
 class StoppedError(FedH2LError):
-    """Asked to stop in the middle of a round."""
+    """A stop request arrived during a round."""
 
 
 class Company:
-    """The others, as far as a peer waits for them."""
+    """Waits for other members, within the limits of the roster."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer, self._near, self._mailbox = peer, peer.neighbours, peer.mailbox
 
     def meet(self, stop: Callable[[], bool]) -> None:
-        """Gives all others a moment to be there, so that it is known which round they are in.
+        """Wait for connections to the others, so that this peer learns which round they are in.
 
-        Who never waits for anybody later waits here, for as many as the roster wants to be heard; and who joins waits
-        until most others have come to the round from which it is a member.
+        In asynchronous mode this is the only wait. It lasts until the quorum is connected. A joining peer waits until
+        most others have reached its first round.
         """
         peer, end, said = self._peer, time.monotonic() + MEET, False
         while not stop() and not peer.finished:
             why = self._too_early()
-            everybody = all(map(self._near.is_there, self._others()))
+            everybody = all(self._near.is_there(n) or self._near.is_lost(n, peer.begins) for n in self._others())
             if why is None and (everybody or time.monotonic() >= end):
                 break
             if why is not None and time.monotonic() >= end and not said:
@@ -56,22 +56,23 @@ class Company:
         return self._peer.term.roster.others(self._peer.name)
 
     def _too_early(self) -> str | None:
-        """Why it is not yet time to begin, or None."""
+        """Return why training cannot begin yet, or None."""
         peer, others = self._peer, self._others()
         first = peer.term.first
         joins = first > 1 and peer.present() == first
         if joins and 2 * peer.pace.at_least(first, peer.term) <= len(others):
-            return f"most others are not in round {first} yet, from which this peer is a member"
+            return f"this peer is a member from round {first}, which most others have not reached yet"
         there = sum(map(self._near.is_there, others))
         wanted = min(peer.timing.quorum, sum(not self._is_done(name) for name in others))
         if peer.timing.mode == "asynchronous" and there < wanted:
-            return f"{there} of {len(others)} others are there, and {wanted} are wanted to begin"
+            return f"{there} of {len(others)} others are connected, but {wanted} are needed to begin"
         return None
 
     def _is_done(self, name: str) -> bool:
-        """Whether another has done its last round: it says so, and this peer has come as far; before, it could lie.
+        """Return whether another member has done its last round.
 
-        To whom is no member any longer, those who refuse it are done too.
+        Its own claim counts only when this peer has reached the same round, because an earlier claim could be false. A
+        removed peer treats peers that reject it as finished.
         """
         peer = self._peer
         if peer.name not in peer.terms.newest.roster.names and self._near.contact(name).state == "refused":
@@ -80,7 +81,7 @@ class Company:
         return self._near.says_done(name) and peer.present() >= last
 
     def hear(self, round: int, stop: Callable[[], bool]) -> list[Posteriors]:
-        """The signals of a round: of all that are expected, or of those that are there when it is time to go on."""
+        """Return the messages of a round. In synchronous mode, wait for them first."""
         if isinstance(self._mailbox, LatestMailbox):
             here: Sequence[Posteriors] = self._mailbox.newest(round)
         else:
@@ -89,14 +90,26 @@ class Company:
         return [signal for signal in here if self._may_teach(signal.sender)]
 
     def awaited(self, round: int) -> tuple[str, ...]:
-        """Whose signals of a round are waited for: of all that are expected, those who are neither late nor done."""
+        """Return the members whose messages of a round are still awaited.
+
+        They do not include a member that is late, done or lost, or that has skipped this round.
+        """
         if isinstance(self._mailbox, LatestMailbox):
             return ()
         expected = self._peer.term.teachers(round).get(self._peer.name, ())
-        return tuple(name for name in expected if name not in self._near.late and not self._is_done(name))
+        for name in expected:
+            if name not in self._near.late and self._near.is_lost(name, self._peer.begins):
+                about = {"peer": name, "round": round}
+                log.warning("'%s' is lost in round %d; not awaited until its next message", name, round, extra=about)
+                self._near.late.add(name)
+        return tuple(
+            name
+            for name in expected
+            if name not in self._near.late and not self._is_done(name) and not self._mailbox.has_skipped(name, round)
+        )
 
     def _in_time(self, round: int, stop: Callable[[], bool]) -> Sequence[Posteriors]:
-        """Waits for all who are not late, until the deadline; who misses it is late."""
+        """Wait until the deadline for all members that are not late. Members that miss it become late."""
         seconds = self._peer.timing.deadline
         deadline = time.monotonic() + seconds
         while True:
@@ -109,7 +122,7 @@ class Company:
             for name in waited if over else ():
                 if name not in heard:
                     about = {"peer": name, "round": round}
-                    log.warning("'%s' did not answer in round %d; late until it is heard", name, round, extra=about)
+                    log.warning("'%s' did not answer in round %d; late until it answers", name, round, extra=about)
                     self._near.missed(name, seconds)
             if over or heard.issuperset(waited) or self._peer.ahead() is not None:
                 for name in heard.intersection(waited):
@@ -119,16 +132,17 @@ class Company:
     def _quorate(
         self, round: int, here: Sequence[Posteriors], expected: Sequence[str], stop: Callable[[], bool]
     ) -> Sequence[Posteriors]:
-        """Waits until enough are heard; others may be away for long, so what there is is saved meanwhile.
+        """Wait until the quorum is reached. A peer that pauses saves a checkpoint first, because the wait may be long.
 
-        Those who by the topology say nothing in this round count if they are there.
+        Some members cannot send a message for this round. The topology has no edge from them, or they are in a later
+        round and this peer lost their message in a restart. They count towards the quorum if they are connected.
         """
         peer, began, paused = self._peer, time.monotonic(), False
 
         def enough(heard: set[str]) -> bool:
             others = [name for name in self._others() if not self._is_done(name)]
-            there = sum(self._near.is_there(name) for name in others if name not in expected)
-            return len(heard) + there >= min(peer.timing.quorum, len(others))
+            silent = (name for name in others if name not in expected or self._mailbox.has_skipped(name, round))
+            return len(heard) + sum(map(self._near.is_there, silent)) >= min(peer.timing.quorum, len(others))
 
         while not enough({signal.sender for signal in here}) and peer.ahead() is None:
             if stop():
@@ -138,7 +152,7 @@ class Company:
                 peer.phase = "waiting"
             elif not paused:
                 paused, peer.phase = True, "paused"
-                log.warning("paused in round %d: only %d peers are heard", round, len(here), extra={"round": round})
+                log.warning("paused in round %d: only %d messages arrived", round, len(here), extra={"round": round})
                 peer.checkpoint()
             here = self._mailbox.collect(round, time.monotonic() + LOOK, enough)
         peer.phase = "training"
@@ -147,11 +161,11 @@ class Company:
         return here
 
     def barred(self) -> frozenset[str]:
-        """Those of the others who were taken from among the members."""
+        """Return the other members that were revoked or removed."""
         return frozenset(name for name in self._others() if self._refused(name) is not None)
 
     def _may_teach(self, name: str) -> bool:
-        """Not if it was taken from among the members since its signal came."""
+        """Return whether a sender is still accepted. It may have been revoked or removed since its message arrived."""
         refused = self._refused(name)
         if refused is not None:
             log.warning("a signal is not used: %s", refused, extra={"peer": name})

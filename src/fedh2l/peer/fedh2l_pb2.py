@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0c\x66\x65\x64h2l.proto\x12\tfedh2l.v1\"r\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12(\n\nagreements\x18\x05 \x03(\x0b\x32\x14.fedh2l.v1.Agreement\".\n\tAgreement\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x11\n\tcanonical\x18\x02 \x01(\t\"\x1c\n\x06Signal\x12\x12\n\nposteriors\x18\x01 \x01(\x0c\"7\n\x04Head\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0c\n\x04hash\x18\x02 \x01(\t\x12\x11\n\tsignature\x18\x03 \x01(\t\"*\n\x07Goodbye\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\x18\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\r\"\n\n\x08Question\"\xd1\x02\n\x05State\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\nfederation\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0e\n\x06rounds\x18\x05 \x01(\r\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x10\n\x08\x61\x63\x63uracy\x18\x07 \x01(\x01\x12\x15\n\rconflict_rate\x18\x08 \x01(\x01\x12\x0f\n\x07skipped\x18\t \x01(\r\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x0f\n\x07seconds\x18\x0b \x01(\x01\x12#\n\x05peers\x18\x0c \x03(\x0b\x32\x14.fedh2l.v1.Neighbour\x12\x35\n\x0bturned_away\x18\r \x03(\x0b\x32 .fedh2l.v1.State.TurnedAwayEntry\x1a\x31\n\x0fTurnedAwayEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xf9\x01\n\tNeighbour\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0c\n\x04sent\x18\x06 \x01(\x04\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x08 \x01(\x04\x12\r\n\x05heard\x18\t \x01(\x04\x12\x32\n\x07refused\x18\n \x03(\x0b\x32!.fedh2l.v1.Neighbour.RefusedEntry\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xc4\x01\n\x04Peer\x12+\n\x05Greet\x12\x10.fedh2l.v1.Hello\x1a\x10.fedh2l.v1.Hello\x12.\n\x05Teach\x12\x11.fedh2l.v1.Signal\x1a\x12.fedh2l.v1.Receipt\x12.\n\x07Witness\x12\x0f.fedh2l.v1.Head\x1a\x12.fedh2l.v1.Receipt\x12/\n\x05Leave\x12\x12.fedh2l.v1.Goodbye\x1a\x12.fedh2l.v1.Receipt28\n\x05Local\x12/\n\x06Status\x12\x13.fedh2l.v1.Question\x1a\x10.fedh2l.v1.Stateb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0c\x66\x65\x64h2l.proto\x12\tfedh2l.v1\"r\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12(\n\nagreements\x18\x05 \x03(\x0b\x32\x14.fedh2l.v1.Agreement\"P\n\tAgreement\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x12\n\nfrom_round\x18\x03 \x01(\r\x12\x0e\n\x06\x66ields\x18\x04 \x01(\x0c\"\x1c\n\x06Signal\x12\x12\n\nposteriors\x18\x01 \x01(\x0c\"7\n\x04Head\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0c\n\x04hash\x18\x02 \x01(\t\x12\x11\n\tsignature\x18\x03 \x01(\t\"*\n\x07Goodbye\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\x18\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\r\"\n\n\x08Question\"\xd1\x02\n\x05State\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\nfederation\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0e\n\x06rounds\x18\x05 \x01(\r\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x10\n\x08\x61\x63\x63uracy\x18\x07 \x01(\x01\x12\x15\n\rconflict_rate\x18\x08 \x01(\x01\x12\x0f\n\x07skipped\x18\t \x01(\r\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x0f\n\x07seconds\x18\x0b \x01(\x01\x12#\n\x05peers\x18\x0c \x03(\x0b\x32\x14.fedh2l.v1.Neighbour\x12\x35\n\x0bturned_away\x18\r \x03(\x0b\x32 .fedh2l.v1.State.TurnedAwayEntry\x1a\x31\n\x0fTurnedAwayEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xf9\x01\n\tNeighbour\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0c\n\x04sent\x18\x06 \x01(\x04\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x08 \x01(\x04\x12\r\n\x05heard\x18\t \x01(\x04\x12\x32\n\x07refused\x18\n \x03(\x0b\x32!.fedh2l.v1.Neighbour.RefusedEntry\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xc4\x01\n\x04Peer\x12+\n\x05Greet\x12\x10.fedh2l.v1.Hello\x1a\x10.fedh2l.v1.Hello\x12.\n\x05Teach\x12\x11.fedh2l.v1.Signal\x1a\x12.fedh2l.v1.Receipt\x12.\n\x07Witness\x12\x0f.fedh2l.v1.Head\x1a\x12.fedh2l.v1.Receipt\x12/\n\x05Leave\x12\x12.fedh2l.v1.Goodbye\x1a\x12.fedh2l.v1.Receipt28\n\x05Local\x12/\n\x06Status\x12\x13.fedh2l.v1.Question\x1a\x10.fedh2l.v1.Stateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,27 +38,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=27
   _globals['_HELLO']._serialized_end=141
   _globals['_AGREEMENT']._serialized_start=143
-  _globals['_AGREEMENT']._serialized_end=189
-  _globals['_SIGNAL']._serialized_start=191
-  _globals['_SIGNAL']._serialized_end=219
-  _globals['_HEAD']._serialized_start=221
-  _globals['_HEAD']._serialized_end=276
-  _globals['_GOODBYE']._serialized_start=278
-  _globals['_GOODBYE']._serialized_end=320
-  _globals['_RECEIPT']._serialized_start=322
-  _globals['_RECEIPT']._serialized_end=346
-  _globals['_QUESTION']._serialized_start=348
-  _globals['_QUESTION']._serialized_end=358
-  _globals['_STATE']._serialized_start=361
-  _globals['_STATE']._serialized_end=698
-  _globals['_STATE_TURNEDAWAYENTRY']._serialized_start=649
-  _globals['_STATE_TURNEDAWAYENTRY']._serialized_end=698
-  _globals['_NEIGHBOUR']._serialized_start=701
-  _globals['_NEIGHBOUR']._serialized_end=950
-  _globals['_NEIGHBOUR_REFUSEDENTRY']._serialized_start=904
-  _globals['_NEIGHBOUR_REFUSEDENTRY']._serialized_end=950
-  _globals['_PEER']._serialized_start=953
-  _globals['_PEER']._serialized_end=1149
-  _globals['_LOCAL']._serialized_start=1151
-  _globals['_LOCAL']._serialized_end=1207
+  _globals['_AGREEMENT']._serialized_end=223
+  _globals['_SIGNAL']._serialized_start=225
+  _globals['_SIGNAL']._serialized_end=253
+  _globals['_HEAD']._serialized_start=255
+  _globals['_HEAD']._serialized_end=310
+  _globals['_GOODBYE']._serialized_start=312
+  _globals['_GOODBYE']._serialized_end=354
+  _globals['_RECEIPT']._serialized_start=356
+  _globals['_RECEIPT']._serialized_end=380
+  _globals['_QUESTION']._serialized_start=382
+  _globals['_QUESTION']._serialized_end=392
+  _globals['_STATE']._serialized_start=395
+  _globals['_STATE']._serialized_end=732
+  _globals['_STATE_TURNEDAWAYENTRY']._serialized_start=683
+  _globals['_STATE_TURNEDAWAYENTRY']._serialized_end=732
+  _globals['_NEIGHBOUR']._serialized_start=735
+  _globals['_NEIGHBOUR']._serialized_end=984
+  _globals['_NEIGHBOUR_REFUSEDENTRY']._serialized_start=938
+  _globals['_NEIGHBOUR_REFUSEDENTRY']._serialized_end=984
+  _globals['_PEER']._serialized_start=987
+  _globals['_PEER']._serialized_end=1183
+  _globals['_LOCAL']._serialized_start=1185
+  _globals['_LOCAL']._serialized_end=1241
 # @@protoc_insertion_point(module_scope)

@@ -21,12 +21,16 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., round: _Optional[int] = ..., finished: bool = ..., agreements: _Optional[_Iterable[_Union[Agreement, _Mapping]]] = ...) -> None: ...
 
 class Agreement(_message.Message):
-    __slots__ = ("digest", "canonical")
+    __slots__ = ("digest", "version", "from_round", "fields")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    canonical: str
-    def __init__(self, digest: _Optional[bytes] = ..., canonical: _Optional[str] = ...) -> None: ...
+    version: int
+    from_round: int
+    fields: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., version: _Optional[int] = ..., from_round: _Optional[int] = ..., fields: _Optional[bytes] = ...) -> None: ...
 
 class Signal(_message.Message):
     __slots__ = ("posteriors",)

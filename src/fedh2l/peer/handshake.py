@@ -1,112 +1,127 @@
-"""What two peers compare before they talk: the roster that holds."""
+"""Comparison of the rosters of two peers before they exchange messages."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.charter import Charter, differences
-from fedh2l.peer.circle import PeerRefusedError
+from fedh2l.peer.refusals import FIELDS, PeerRefusedError, Refusal
+
+if TYPE_CHECKING:
+    from fedh2l.peer.charter import Charter
 
 log = logging.getLogger("fedh2l.peer")
 
-PROTOCOL = 1
+PROTOCOL = 2
+HASH = 4
+"""Bytes of the hash of a field."""
+DIGEST = 16
+"""Bytes of the digest of a roster."""
+MOST_AGREEMENTS = 8
+"""Maximum number of roster versions in a greeting: the current one and the following ones."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of what was agreed on."""
+    """Number, first round and hashes of a roster version, as a greeting contains them."""
 
+    number: int
     from_round: int
     digest: bytes
-    canonical: str
+    fields: bytes
+
+    def to_proto(self) -> pb.Agreement:
+        return pb.Agreement(digest=self.digest, version=self.number, from_round=self.from_round, fields=self.fields)
+
+    def differs_in(self, fields: bytes) -> list[str]:
+        """Return the names of the fields whose hashes differ from those of another roster."""
+        places = {name: slice(HASH * place, HASH * (place + 1)) for place, name in enumerate(FIELDS)}
+        return [name for name, place in places.items() if self.fields[place] != fields[place]]
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """All that this peer has agreed on, oldest first."""
+    """All roster versions that this peer holds, oldest first."""
 
     versions: tuple[Version, ...]
 
     @staticmethod
     def of(charters: Sequence[Charter], classes: Sequence[str]) -> Agreed:
-        """Of this peer's rosters."""
-        return Agreed(
-            tuple(
-                Version(
-                    charter.agreement.from_round,
-                    charter.roster(classes).digest,
-                    json.dumps(charter.canonical(classes), sort_keys=True, separators=(",", ":")),
-                )
-                for charter in charters
-            )
-        )
+        """Compute the hashes of this peer's rosters."""
+        return Agreed(tuple(_version(charter, classes) for charter in charters))
 
     def at(self, round: int) -> Version:
-        """What holds in a round; the first, before it begins."""
+        """Return the version of a round, or the first version for earlier rounds."""
         return [version for version in self.versions if version.from_round <= round or version is self.versions[0]][-1]
 
     def hello(self, name: str, round: int, finished: bool = False) -> pb.Hello:
-        """The greeting of this peer."""
-        held = self.versions[self.versions.index(self.at(round)) :]
-        agreements = [pb.Agreement(digest=version.digest, canonical=version.canonical) for version in held]
+        """Return this peer's greeting."""
+        first = self.versions.index(self.at(round))
+        agreements = [version.to_proto() for version in self.versions[first : first + MOST_AGREEMENTS]]
         return pb.Hello(protocol=PROTOCOL, name=name, round=round, finished=finished, agreements=agreements)
 
     @property
     def size(self) -> int:
-        """Bytes of a greeting at most, about."""
-        return sum(len(version.canonical.encode()) + 64 for version in self.versions) + 256
+        """Approximate maximum size of a greeting in bytes."""
+        return MOST_AGREEMENTS * (DIGEST + HASH * len(FIELDS) + 32) + 128
 
     def check(self, caller: str, hello: pb.Hello, round: int) -> None:
-        """Raises `PeerRefusedError`, and says why, if this peer, in `round`, and another have not agreed on the same.
+        """Raise `PeerRefusedError` if a caller's greeting does not match this peer's protocol and roster.
 
-        What must be the same is the version that holds for whoever of the two is further.
+        `round` is this peer's round. The rosters are compared for the later round of the two peers.
         """
         if hello.protocol != PROTOCOL:
-            raise PeerRefusedError(f"'{caller}' speaks version {hello.protocol} of the protocol, this peer {PROTOCOL}")
+            raise PeerRefusedError(
+                f"'{caller}' uses version {hello.protocol} of the protocol, this peer {PROTOCOL}",
+                Refusal.OTHER_PROTOCOL,
+            )
         if hello.name != caller:
-            raise PeerRefusedError(f"'{caller}' says that it is '{hello.name[:80]}'")
+            raise _unsound(f"'{caller}' greets under another name than that of its certificate")
+        if not 1 <= len(hello.agreements) <= MOST_AGREEMENTS or not all(map(_is_sound, hello.agreements)):
+            raise _unsound(f"'{caller}' greets with invalid agreements")
+        mine = {version.digest: version.to_proto() for version in self.versions}
+        if any(mine.get(theirs.digest, theirs) != theirs for theirs in hello.agreements):
+            raise _unsound(f"'{caller}' greets with fields that do not match its digest")
         now = max(round, hello.round)
-        mine = self.at(now)
-        if any(theirs.digest == mine.digest for theirs in hello.agreements):
-            self._say_what_is_new(caller, hello)
-            return
-        theirs = _at(hello, now)
-        try:
-            found = differences(json.loads(mine.canonical), theirs) if theirs is not None else [_UNREADABLE]
-        except RecursionError:
-            found = [_UNREADABLE]
-        why = "; ".join(found[:20]) or "its digest is not that of what it says it agreed on"
-        raise PeerRefusedError(f"'{caller}' has agreed on something else: {why}")
-
-    def _say_what_is_new(self, caller: str, hello: pb.Hello) -> None:
-        """A version that is to come, and that this peer must be given before it does."""
-        known = {version.digest for version in self.versions}
-        if hello.agreements and hello.agreements[-1].digest not in known:
-            newest = _read(hello.agreements[-1]) or {}
+        holds = self.at(now)
+        if not any(theirs.digest == holds.digest for theirs in hello.agreements):
+            begun = [theirs for theirs in hello.agreements if theirs.from_round <= now] or hello.agreements[:1]
+            named = holds.differs_in(begun[-1].fields)
+            raise PeerRefusedError(
+                f"'{caller}' holds another roster, which differs in: {', '.join(named) or 'its digest'}. Compare the "
+                "two files: fedh2l roster check ONE --with OTHER",
+                Refusal.OTHER_ROSTER,
+                named,
+            )
+        newest = hello.agreements[-1]
+        if newest.digest not in mine:
             log.warning(
-                "'%s' holds version %s of the roster, from round %s, and this peer does not",
-                caller, str(newest.get("version"))[:20], str(newest.get("from_round"))[:20], extra={"peer": caller},
+                "'%s' holds version %d of the roster, from round %d, and this peer does not",
+                caller, newest.version, newest.from_round, extra={"peer": caller},
             )  # fmt: skip
 
 
-_UNREADABLE = "what it agreed on cannot be read"
+def _version(charter: Charter, classes: Sequence[str]) -> Version:
+    canonical = charter.canonical(classes)
+    assert tuple(sorted(canonical)) == FIELDS
+    hashes = (
+        hashlib.sha256(json.dumps(canonical[name], sort_keys=True, separators=(",", ":")).encode()).digest()[:HASH]
+        for name in FIELDS
+    )
+    agreement = charter.agreement
+    digest = charter.roster(classes).digest
+    return Version(agreement.version, agreement.from_round, digest, b"".join(hashes))
 
 
-def _read(agreement: pb.Agreement) -> dict[str, Any] | None:
-    try:
-        found = json.loads(agreement.canonical)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else {}
+def _unsound(text: str) -> PeerRefusedError:
+    return PeerRefusedError(text, Refusal.UNSOUND_GREETING)
 
 
-def _at(hello: pb.Hello, round: int) -> dict[str, Any] | None:
-    """The version that holds in a round for whoever greets, as far as it can be read."""
-    read = [found for found in map(_read, hello.agreements[:8]) if found is not None]
-    begun = [found for found in read if not isinstance(found.get("from_round"), int) or found["from_round"] <= round]
-    return next(reversed(begun or read), None)
+def _is_sound(agreement: pb.Agreement) -> bool:
+    sizes = len(agreement.digest), len(agreement.fields)
+    return sizes == (DIGEST, HASH * len(FIELDS)) and agreement.version >= 1 and agreement.from_round >= 1

@@ -1,4 +1,4 @@
-"""What a peer keeps of its training: metrics, checkpoints, models and its result."""
+"""Metrics, checkpoints, models and result of a peer's training."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fedh2l.checkpoints import Checkpoint
+from fedh2l.checkpoints import Checkpoint, restoring
 from fedh2l.clock import Clock
 from fedh2l.engines.base import raise_earliest
 from fedh2l.engines.residents import Residents
-from fedh2l.errors import RunError
+from fedh2l.errors import RunError, shown
+from fedh2l.fingerprint import Fingerprint
 from fedh2l.models.saved import pack_model, probe
 from fedh2l.node import Node
-from fedh2l.peer.charter import Agreement
 from fedh2l.peer.settings import PeerConfig
-from fedh2l.peer.terms import Terms
+from fedh2l.peer.terms import Term, Terms
 from fedh2l.rundir import RunDirectory
 from fedh2l.settings import resolve_device
 from fedh2l.standing import Standing
@@ -25,24 +25,24 @@ log = logging.getLogger("fedh2l.peer")
 
 
 LOOK = 50
-"""Rounds between two looks at whether all is sound, at most."""
+"""Maximum number of rounds between two checks for faults."""
 
 
 class Keeper:
-    """Looks after one node's model from round to round."""
+    """Evaluates one node's model during training, and writes its files."""
 
     def __init__(self, config: PeerConfig, directory: RunDirectory, node: Node, residents: Residents) -> None:
         self.config, self.directory, self.node, self.residents = config, directory, node, residents
         self.standing = Standing([node.name])
         self.summary: dict[str, float] = {}
-        """What the last evaluation found."""
+        """Metrics of the last evaluation."""
         self.clock = Clock()
 
     def arrive(self, round: int, sent: int, look: bool) -> None:
-        """After a round: evaluates where that is due; `sent` are the bytes so far.
+        """Check for faults and evaluate after a round, if due. `sent` is the number of bytes sent so far.
 
-        Sees that all is sound, if asked to, before an evaluation, and now and then: it costs more the longer ago the
-        last evaluation was.
+        Faults are checked before each evaluation, every `LOOK` rounds, and if `look` is set. Each check reads the
+        records since the last one, so rare checks cost more.
         """
         evaluate = round % self.config.run.eval_every == 0 or round == self.config.run.rounds
         if look or evaluate or round % LOOK == 0:
@@ -51,7 +51,7 @@ class Keeper:
             self._evaluate(round, sent)
 
     def checkpoint_is_due(self, round: int) -> bool:
-        """As often as was asked for, or as 2 % of the time allow."""
+        """Return whether a checkpoint is due: at the configured interval, or as often as 2 % of the time allows."""
         every = self.config.run.checkpoint_every
         if every == "auto":
             size = STATE_COPIES * self.residents.parameter_bytes
@@ -77,56 +77,86 @@ class Keeper:
             data = pack_model(self.residents.state_dicts()[node.name], said, node, taken, which)
         self.directory.write_model(node.name, which, data)
 
-    def save(self, round: int, agreement: Agreement, plain: dict[str, Any]) -> None:
-        """A checkpoint, with what else the peer must remember."""
+    def made_by(self, term: Term) -> dict[str, Any]:
+        """Return the values that identify the agreement and the settings of a checkpoint or a result."""
+        agreement = term.charter.agreement
+        of = {"federation": agreement.federation, "seed": agreement.seed, "version": agreement.version}
+        return {**of, "agreed": term.roster.digest.hex(), "settings": self._fingerprint()}
+
+    def save(self, round: int, plain: dict[str, Any]) -> None:
+        """Save a checkpoint with the training state and the values in `plain`."""
         with self.clock.checkpointing():
-            of = {"federation": agreement.federation, "seed": agreement.seed, "version": agreement.version}
-            of |= {"settings": self._fingerprint()}
-            known = {**of, **plain, **self.standing.state(), "seconds": self.clock.seconds}
+            known = {**plain, **self.standing.state(), "seconds": self.clock.seconds}
             try:
                 self.directory.checkpoints.save(Checkpoint(round, self.residents.state(), known))
             except OSError as error:
                 raise RunError(f"cannot write a checkpoint after round {round}: {error}") from error
 
     def newest(self, terms: Terms) -> Checkpoint | None:
-        """Takes over the newest sound checkpoint of what was agreed on, now or before, if there is one."""
+        """Restore and return the newest valid checkpoint of this roster or an earlier version, or None."""
         found = self.directory.checkpoints.newest()
         if found is None:
+            self.directory.cut_metrics(0)  # of rounds that were done before this peer was killed, and are done again
             return None
         _, checkpoint = found
-        if not _is_of(checkpoint.plain, terms):
-            raise RunError("the checkpoint is of another agreement (roster or seed set); name another peer.out")
-        now, then = self._fingerprint(), checkpoint.plain["settings"]
-        different = [key for key in now if now[key] != then.get(key)]
-        if different:
-            raise RunError(
-                f"the checkpoint is of a peer with another {' and '.join(different)}; give what it was started with, "
-                "or name another peer.out"
-            )
-        self.residents.restore(checkpoint.tensors)
-        self.standing.restore(checkpoint.plain)
-        self.clock.before = checkpoint.plain["seconds"]
-        self.directory.cut_metrics(checkpoint.round)
-        self.directory.checkpoints.drop_after(checkpoint.round)
+        with restoring(self.directory.path):
+            self._take_over(checkpoint, terms)
         log.info("goes on after round %d", checkpoint.round)
         return checkpoint
 
+    def _check(self, what: str, plain: Mapping[str, Any], terms: Terms) -> None:
+        """Refuse what was made under another agreement, or with other settings, data or another model."""
+        if not _is_of(plain, terms):
+            raise RunError(f"the {what} is of another agreement (roster or seed set); name another peer.out")
+        now, then = self._fingerprint(), plain["settings"]
+        different = [key for key in now if now[key] != then.get(key)]
+        if different:
+            raise RunError(
+                f"the {what} is of a peer with another {' and '.join(different)}; give what it was started with, "
+                "or name another peer.out"
+            )
+        self.directory.check(self.inputs)
+
+    def _take_over(self, checkpoint: Checkpoint, terms: Terms) -> None:
+        self._check("checkpoint", checkpoint.plain, terms)
+        self.residents.restore(checkpoint.tensors)
+        self.standing.restore(checkpoint.plain)
+        self.clock.before = float(checkpoint.plain["seconds"])
+        self.directory.cut_metrics(checkpoint.round)
+        self.directory.checkpoints.drop_after(checkpoint.round)
+
+    @property
+    def inputs(self) -> dict[str, Fingerprint]:
+        """Fingerprints of this node's data and model."""
+        (learner,) = self.residents.learners
+        return {self.node.name: {"data": self.config.domain.own_digest, **learner.fingerprint}}
+
     def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be gone on from."""
+        """Return the settings that must be unchanged to resume from a checkpoint."""
         return {
             "optimizer": self.config.optimizer.model_dump(),
-            "dtype or average": [self.config.run.dtype, self.config.run.average],
+            "dtype or ema_decay": [self.config.run.dtype, self.config.run.ema_decay],
             "model": self.node.model_name,
             "size of the model": self.residents.parameter_bytes,
         }
 
-    def result(self, rounds: int) -> dict[str, Any] | None:
-        """What was written when all these rounds were done; None if they were not."""
+    def result(self, rounds: int, terms: Terms) -> dict[str, Any] | None:
+        """Return the stored result of all these rounds, under the present or an earlier agreement, else None."""
         found = self.directory.result()
-        return found if found is not None and found["rounds"] >= rounds else None
+        done = found.get("rounds") if found is not None else None
+        if found is None or not isinstance(done, int) or done < rounds:
+            return None
+        try:
+            self._check("result", found, terms)
+            return {**found, "done": list(map(str, found["done"]))}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"'{self.directory.path}' holds a result that is not one of this version's peers "
+                f"({type(error).__name__}: {shown(error, 80)}); name another peer.out"
+            ) from error
 
     def finish(self, round_done: int, about: dict[str, Any]) -> dict[str, Any]:
-        """The best and the last model, and how the best does on this node's own test data."""
+        """Save the best and the last model. Return the result, with the test accuracy of the best model."""
         config, name, best = self.config, self.node.name, self.standing.best_rounds()[0]
         self.residents.select("last")
         self._save_model("last", round_done)
@@ -149,7 +179,7 @@ class Keeper:
 
 
 def _is_of(plain: Mapping[str, Any], terms: Terms) -> bool:
-    """Whether a checkpoint is of a version of the roster that is here, or of one before those that are."""
+    """Return whether a checkpoint belongs to a loaded roster version, or to an earlier one of the same federation."""
     if any(term.roster.digest.hex() == plain["agreed"] for term in terms.all):
         return True
     first = terms.all[0].charter.agreement

@@ -1,4 +1,4 @@
-"""What comes in from other peers: looked at before it is used, dropped with a reason if it is not sound."""
+"""Messages from other peers. Each is validated on arrival, and dropped with a reason if it is invalid."""
 
 from __future__ import annotations
 
@@ -8,61 +8,38 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from enum import StrEnum
 
-from fedh2l.errors import FedH2LError, MessageError
+from fedh2l.errors import MessageError
 from fedh2l.messages import Posteriors, decode, round_of
+from fedh2l.peer.refusals import Reason, Refused
 from fedh2l.peer.terms import Term, Terms
 
 log = logging.getLogger("fedh2l.peer")
 
 AHEAD = 64
-"""How many rounds a peer may be ahead of this one for its signals to be kept."""
-
-
-class Reason(StrEnum):
-    """Why a signal is refused."""
-
-    TOO_LARGE = "too large"
-    MALFORMED = "malformed"
-    NOT_POSTERIORS = "not posteriors"
-    WRONG_NAME = "name is not the certificate's"
-    NOT_EXPECTED = "not expected"
-    PAST = "round is past"
-    FUTURE = "round is in the future"
-    REPLAYED = "seen before"
-    WRONG_SHAPE = "wrong shape"
-    UNSOUND = "unsound values"
-
-
-class Refused(FedH2LError):  # noqa: N818 - an outcome rather than an error
-    """A signal that is not used."""
-
-    def __init__(self, reason: Reason, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
+"""Maximum number of rounds that a message may be ahead of this peer."""
 
 
 class Mailbox:
-    """The signals that one peer was sent, by sender and round; safe to use from several threads.
+    """Messages that a peer has received, by sender and round. Thread-safe.
 
-    The terms say who is heard in a round, how many answers a signal holds, and which are the right ones. What is kept
-    is bounded: one signal a sender and round, from the present round to some rounds ahead.
+    The roster version defines the senders of a round, the shape of a message, and the correct labels. Memory is
+    bounded: at most one message per sender and round is kept, from the current round to `AHEAD` rounds later.
     """
 
     def __init__(self, name: str, terms: Terms) -> None:
         self.name, self.terms = name, terms
         self.refused: Counter[tuple[str, Reason]] = Counter()
-        """How many signals of whom were dropped, and why."""
+        """Number of dropped messages by sender and reason."""
         self.heard: Counter[str] = Counter()
-        """How many signals of whom were kept."""
+        """Number of valid messages by sender."""
         self._changed = threading.Condition()
         self._kept: dict[tuple[int, str], Posteriors] = {}
         self._seen: set[tuple[int, str]] = set()
         self._round = 1
 
     def enter(self, round: int) -> None:
-        """Begins a round; what is too old by now is forgotten."""
+        """Start a round and drop the messages of earlier rounds."""
         with self._changed:
             self._round = round
             self._kept = {key: signal for key, signal in self._kept.items() if key[0] >= round}
@@ -70,11 +47,13 @@ class Mailbox:
 
     @property
     def round(self) -> int:
-        """The present one."""
         return self._round
 
     def accept(self, sender: str, data: bytes) -> Posteriors:
-        """Keeps a signal that came from `sender`, as its certificate says; raises `Refused`, and counts it, if not."""
+        """Validate and keep a message. Raise `Refused` and count it if it is invalid.
+
+        `sender` is the name in the sender's certificate.
+        """
         try:
             signal = self._examined(sender, data)
         except Refused as refused:
@@ -87,39 +66,37 @@ class Mailbox:
     def _examined(self, sender: str, data: bytes) -> Posteriors:
         largest = self.terms.largest(sender)
         if len(data) > largest:
-            raise Refused(Reason.TOO_LARGE, f"{len(data)} bytes, where at most {largest} are agreed")
+            raise Refused(Reason.TOO_LARGE, f"{len(data)} bytes, but at most {largest} are accepted")
         try:
             term = self.terms.at(round_of(data))
             signal = decode(data, term.roster, math.prod(term.shape(sender)))
         except MessageError as error:
             raise Refused(Reason.MALFORMED, str(error)) from None
         if not isinstance(signal, Posteriors):
-            raise Refused(Reason.NOT_POSTERIORS, f"it holds {signal.kind}, and only posteriors may cross")
+            raise Refused(Reason.NOT_POSTERIORS, f"it holds {signal.kind}, but only posteriors are accepted")
         if signal.sender != sender:
-            raise Refused(Reason.WRONG_NAME, f"it says it is from '{signal.sender}'")
+            raise Refused(Reason.WRONG_NAME, f"its sender is '{signal.sender}'")
         self._check_round(signal, term)
         agreed = term.shape(sender)
         if signal.shape != agreed or signal.flagged != term.labelled:
             count = "a" if term.labelled else "no"
             raise Refused(
-                Reason.WRONG_SHAPE, f"it has shape {signal.shape}, where {agreed} and {count} count were agreed"
+                Reason.WRONG_SHAPE, f"it should have shape {agreed} and {count} count, but has shape {signal.shape}"
             )
         if signal.encoding != term.method.written:
-            raise Refused(
-                Reason.WRONG_SHAPE, f"it is written in {signal.encoding}, where {term.method.written} was agreed"
-            )
+            raise Refused(Reason.WRONG_SHAPE, f"it has encoding {signal.encoding}, but {term.method.written} is agreed")
         flags = signal.faults(term.labels(sender, signal.round)).tolist()
         if any(flags):
             raise Refused(Reason.UNSOUND, f"it holds {signal.FAULTS[flags.index(True)]}")
         with self._changed:
-            self._check_round(signal, term)  # time has passed, and another thread may have been quicker
+            self._check_round(signal, term)  # the round or the kept messages may have changed
             self._keep(signal)
             self.heard[sender] += 1
             self._changed.notify_all()
         return signal
 
     def _check_round(self, signal: Posteriors, term: Term) -> None:
-        """Refuses what is not of this round or one soon, is not expected, or was here before."""
+        """Raise `Refused` for a message that is too old, too early, not expected, or a replay."""
         round, sender, present = signal.round, signal.sender, self._round
         if round < max(term.first, present):
             raise Refused(Reason.PAST, f"it is of round {round}, and this is round {present}")
@@ -127,12 +104,12 @@ class Mailbox:
             raise Refused(Reason.FUTURE, f"it is of round {round}, and this is round {present}")
         self._check_expected(signal, term)
         if (round, sender) in self._seen:
-            raise Refused(Reason.REPLAYED, f"a signal of round {round} was here before")
+            raise Refused(Reason.REPLAYED, f"a signal of round {round} has already arrived")
 
     def _check_expected(self, signal: Posteriors, term: Term) -> None:
         round, sender = signal.round, signal.sender
         if not term.exchanges(round) or sender not in term.teachers(round).get(self.name, ()):
-            raise Refused(Reason.NOT_EXPECTED, f"'{sender}' is not heard by '{self.name}' in round {round}")
+            raise Refused(Reason.NOT_EXPECTED, f"'{sender}' is not a teacher of '{self.name}' in round {round}")
 
     def _keep(self, signal: Posteriors) -> None:
         key = (signal.round, signal.sender)
@@ -140,9 +117,9 @@ class Mailbox:
         self._kept[key] = signal
 
     def collect(self, round: int, deadline: float, enough: Callable[[set[str]], bool]) -> list[Posteriors]:
-        """The signals of a round that are here, in roster order, once `enough` says so of those who are heard.
+        """Wait until `enough` accepts the senders of the messages of a round. Return the messages in roster order.
 
-        At the deadline, a time of `time.monotonic()`, it is what is here.
+        At `deadline`, a time of `time.monotonic()`, return the messages that have arrived.
         """
         with self._changed:
             while True:
@@ -155,17 +132,23 @@ class Mailbox:
     def _members(self, round: int) -> tuple[str, ...]:
         return self.terms.at(round).roster.names
 
+    def has_skipped(self, sender: str, round: int) -> bool:
+        """Return whether `sender` has sent no message for this round, but one for a later round. It sends in order."""
+        with self._changed:
+            return (round, sender) not in self._kept and any(name == sender and r > round for r, name in self._kept)
+
     def furthest(self, sender: str) -> int:
-        """The furthest round that a signal of `sender` is of; 0 if there is none."""
+        """Return the latest round of the messages from `sender`, or 0 if there are none."""
         with self._changed:
             return max((round for round, name in self._kept if name == sender), default=0)
 
 
 class LatestMailbox(Mailbox):
-    """Of every sender the newest signal, whatever round it is of: for peers that do not wait for each other.
+    """Keeps the newest message of each sender, for peers that do not wait for each other.
 
-    Each goes at its own pace, so rounds say nothing of age; a signal is as old as it has been here, in exchanges of
-    this peer, and is of use for `staleness` of them. A sender's rounds only go up.
+    Peers train at different speeds, so round numbers do not measure age. The age of a message is the number of
+    exchanges of this peer since it arrived. A message is used for up to `staleness` exchanges. The rounds of a sender
+    must increase.
     """
 
     def __init__(self, name: str, terms: Terms, staleness: int) -> None:
@@ -173,15 +156,14 @@ class LatestMailbox(Mailbox):
         self.staleness = staleness
         self._last: dict[str, int] = {}
         self._newest: dict[str, tuple[int, Posteriors]] = {}
-        """By sender, with the round in which it came."""
+        """Newest message of each sender, with the round of this peer when it arrived."""
 
     def enter(self, round: int) -> None:
-        """Begins a round."""
         with self._changed:
             self._round = round
 
     def _check_round(self, signal: Posteriors, term: Term) -> None:
-        """Refuses what is of another roster than the present, is not expected, or is no newer than what was here."""
+        """Raise `Refused` for a message that is of another roster version, not expected, or not newer than the last."""
         round, sender = signal.round, signal.sender
         present = self.terms.at(self._round)
         if term is not present or not term.first <= round <= self.terms.rounds:
@@ -200,7 +182,7 @@ class LatestMailbox(Mailbox):
         self._newest[signal.sender] = (self._round, signal)
 
     def newest(self, round: int) -> list[Posteriors]:
-        """The newest signal of each peer that is heard in a round, within the staleness bound, in roster order."""
+        """Return the newest messages of a round's teachers within the staleness bound, in roster order."""
         term = self.terms.at(round)
         teachers = term.teachers(round).get(self.name, ())
         since = self._since(round, term)
@@ -209,7 +191,7 @@ class LatestMailbox(Mailbox):
         return [signal for came, signal in here if came >= since]
 
     def _since(self, round: int, term: Term) -> int:
-        """The round that is so many exchanges back, in the same term: before, there was another seed set."""
+        """Return the round `staleness` exchanges ago, within the same version: earlier ones have another seed set."""
         left, since = self.staleness, round
         while left and since > term.first:
             since -= 1
@@ -217,5 +199,5 @@ class LatestMailbox(Mailbox):
         return since
 
     def furthest(self, sender: str) -> int:
-        """The round of the newest signal of `sender`; 0 if there is none."""
+        """Return the round of the newest message from `sender`, or 0 if there is none."""
         return self._last.get(sender, 0)

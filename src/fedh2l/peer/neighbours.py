@@ -1,4 +1,4 @@
-"""The other peers as this one sees them: who is there, who is late, who is done, and a courier to each."""
+"""Connection state of the other peers, and a sender thread for each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from fedh2l.peer.courier import Contact, Courier
 from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.transport import Line
 
+GRACE = 0.5
+"""Seconds without a connection after which a member is lost and not awaited."""
 MOST_STRIKES, FORGIVEN = 6, 20
-"""After how many misses no more is added to the wait, and after how many answers in time they are forgotten."""
+"""Number of misses after which the wait stops growing, and number of timely answers that reset it."""
 
 
 class Neighbours:
-    """Couriers to those who take part, now or soon, and what is known of them."""
+    """Sender threads for current and future members, and the state of each member."""
 
     def __init__(self, circle: Circle, agreed: Agreed, audit: AuditLog, hello: Callable[[], pb.Hello]) -> None:
         self._circle, self._agreed, self._audit, self._hello = circle, agreed, audit, hello
         self.couriers: dict[str, Courier] = {}
         self.addresses: dict[str, str] = {}
         self.late: set[str] = set()
-        """Who did not answer in time the last time, or has left; not waited for until heard from again."""
+        """Members that missed the last deadline or have left. They are not awaited until their next message."""
         self.finished: set[str] = set()
-        """Who says that it has done its last round."""
+        """Members that report that they have done their last round."""
         self._strikes: Counter[str] = Counter()
         self._in_time: Counter[str] = Counter()
         self._deaf_until: dict[str, float] = {}
@@ -36,7 +38,7 @@ class Neighbours:
         self._lock = threading.Lock()
 
     def keep(self, addresses: Mapping[str, str], goodbye: pb.Goodbye, seconds: float) -> None:
-        """From now on couriers to these; whoever is no longer there is told goodbye, and not waited for."""
+        """Replace the receivers. Removed members get a goodbye, whose delivery is not awaited."""
         moved = [name for name in self.couriers if addresses.get(name) != self.addresses[name]]
         for name in moved:
             self.couriers.pop(name).ask_to_end(goodbye, time.monotonic() + seconds)
@@ -48,7 +50,7 @@ class Neighbours:
                 self.couriers[name].start()
 
     def close(self, goodbye: pb.Goodbye, seconds: float) -> None:
-        """What was sent last is delivered, as far as there is time; then nothing more is sent."""
+        """Deliver the last messages and a goodbye within `seconds`. Nothing is sent afterwards."""
         end = time.monotonic() + seconds
         for courier in self.couriers.values():
             courier.ask_to_end(goodbye, end)
@@ -56,35 +58,45 @@ class Neighbours:
             courier.join(end)
 
     def contact(self, name: str) -> Contact:
-        """How it goes with one of them; with who is no longer there, not at all."""
+        """Return the connection state of a member. It is empty for a former member."""
         courier = self.couriers.get(name)
         return courier.contact if courier is not None else Contact()
 
     def send(self, names: Iterable[str], round: int, payload: bytes) -> None:
-        """Leaves a signal for all of these who can still use it."""
+        """Queue a message for those of the members that are not done."""
         for name in names:
             if not self.says_done(name):
                 self.couriers[name].send(round, payload)
 
     def says_done(self, name: str) -> bool:
-        """Whether it says that it has done its last round."""
+        """Return whether a member reports that it has done its last round."""
         return name in self.finished or self.contact(name).finished
 
     def is_there(self, name: str) -> bool:
-        """Whether it can be reached."""
+        """Return whether a member is connected."""
         return self.contact(name).state == "up"
 
     def greets(self, name: str, finished: bool) -> None:
-        """It has greeted, so it is there."""
+        """Record a greeting from a member, and connect to it if it is not connected."""
         (self.finished.add if finished else self.finished.discard)(name)
         courier = self.couriers.get(name)
         if courier is not None and courier.contact.state != "up":
             courier.wake()
 
-    # Who is waited for
+    # Late and lost members
+
+    def is_lost(self, name: str, begins: bool) -> bool:
+        """Return whether a member has been unreachable for more than `GRACE` seconds.
+
+        At the start of training, a member without any connection so far is not lost. It may not have started yet.
+        """
+        contact = self.contact(name)
+        if contact.lost_at is None or (begins and not contact.met):
+            return False
+        return time.monotonic() - contact.lost_at > GRACE
 
     def missed(self, name: str, deadline: float) -> None:
-        """It did not answer in time; if that was not the first time, it is not waited for for a while, ever longer."""
+        """Record a missed deadline. After repeated misses, a member is not awaited for increasingly long times."""
         with self._lock:
             self.late.add(name)
             self._in_time[name] = 0
@@ -93,21 +105,21 @@ class Neighbours:
             self._deaf_until[name] = time.monotonic() + wait
 
     def answered(self, name: str) -> None:
-        """It did, in a round that waited for it."""
+        """Record that a member answered before the deadline."""
         with self._lock:
             self._in_time[name] += 1
             if self._in_time[name] >= FORGIVEN:
                 self._strikes[name] = 0
 
     def heard(self, name: str) -> bool:
-        """A signal of it has come, if only an old one; whether it is waited for again from now on."""
+        """Record a message of any round from a member. Return whether this ends its lateness."""
         if name not in self.late or time.monotonic() < self._deaf_until.get(name, 0.0):
             return False
         self.late.discard(name)
         return True
 
     def too_often(self, name: str, kind: str, most: int, seconds: float) -> bool:
-        """Whether somebody has made a call of some kind more than so often in so many seconds."""
+        """Return whether a member has exceeded `most` calls of a kind in `seconds`. Count the call if not."""
         present = time.monotonic()
         with self._lock:
             recent = [when for when in self._calls.get((name, kind), ()) if present - when < seconds]

@@ -1,17 +1,19 @@
-"""One peer of a real federation: trains its own node, and learns from whoever it hears in time."""
+"""A peer of a federation: it trains one node, and learns from the messages that arrive in time."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from fedh2l.checkpoints import restoring
 from fedh2l.engines.residents import Residents
-from fedh2l.learner import Learner
-from fedh2l.messages import encode
+from fedh2l.engines.rounds import Exchange, rounds
+from fedh2l.messages import Message, encode
 from fedh2l.node import Node
+from fedh2l.node_learner import NodeLearner
 from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditLog
 from fedh2l.peer.charter import Timing
@@ -37,33 +39,33 @@ log = logging.getLogger("fedh2l.peer")
 
 AUDIT, WITNESS = "audit.jsonl", "witness"
 FAREWELL = 5.0
-"""Seconds in which what was sent last is delivered when a peer ends."""
+"""Seconds for delivering the last messages when a peer ends."""
 GRACE = 64
-"""Rounds after a change of members in which those who left are still heard: they say goodbye."""
+"""Number of rounds that former members may still call after a change of members, to say goodbye."""
 HEADS = 300.0
-"""Seconds between two times that others are told how long this peer's audit log is."""
+"""Seconds between two messages with the head of the audit log."""
 
 
 class Peer:
-    """The node of one organisation, with its line to all others."""
+    """The node of one organisation, connected to the other members."""
 
     def __init__(self, config: PeerConfig, directory: RunDirectory) -> None:
         self.config, self._device = config, resolve_device(config.run.device)
         self.name, self.rounds, self.terms = config.name, config.run.rounds, config.terms
         self.term = self.terms.all[0]
-        """What holds in the round that this peer is in."""
+        """Roster version of the current round."""
         self.phase: Phase = "meeting"
         self.circle = config.circle()
         self.agreed = Agreed.of([term.charter for term in self.terms.all], self.term.bundle.classes)
         own = config.settings
-        self.node = Node(self.name, own.model, config.domain, own.model_args, weights=own.weights)
+        self.node = Node(self.name, own.model or "", config.domain, own.model_args, weights=own.weights)
         self.residents = Residents([self._learner()], self.term.method)
         self.method = self.term.method
         self.keeper = Keeper(config, directory, self.node, self.residents)
         self.skipped = 0
-        """Rounds in which this peer took no part."""
+        """Number of rounds that this peer has skipped."""
         self.round = self.term.first - 1
-        """The last one that is done."""
+        """Last completed round."""
         self.mailbox = self._mailbox()
         self.audit = AuditLog(directory.path / AUDIT, self.name, self.federation, config.signer)
         self.witnesses = Witnesses(directory.path / WITNESS)
@@ -85,23 +87,22 @@ class Peer:
         self._company = Company(self)
         self._result: dict[str, Any] | None = None
         self._sent = 0
-        """The last round whose signal is on its way."""
+        """Last round whose message was sent."""
         self._midway = False
-        """Whether the local step of the next round is done already."""
+        """Whether the local step of the next round is already done."""
         self._barred: frozenset[str] = frozenset()
-        """Who was seen to be taken from among the members."""
+        """Members that are known as revoked or removed."""
         self._told = time.monotonic()
         self._around: tuple[tuple[Term, ...], ...] = ()
-        """The terms whose members this peer speaks to, and those whose members it hears."""
+        """Roster versions with the members that this peer calls, and those with the members that may call it."""
 
-    def _learner(self) -> Learner:
+    def _learner(self) -> NodeLearner:
         config, run = self.config, self.config.run
         device, dtype = self._device, run.torch_dtype
         validation = config.domain.validation.to(device, dtype)
         seed_set = self._public(self.term)
-        rest = (run.batch_size, device, dtype, validation, run.compute, run.average)
-        learner = Learner(self.node, seed_set, config.secret, config.optimizer, *rest)
-        self.term.method.equip(learner)
+        rest = (run.batch_size, device, dtype, validation, run.compute, run.ema_decay)
+        learner = NodeLearner(self.node, seed_set, config.secret, config.optimizer, *rest)
         return learner
 
     def _mailbox(self) -> Mailbox:
@@ -114,18 +115,21 @@ class Peer:
 
     @property
     def timing(self) -> Timing:
-        """How long this peer waits for others now."""
         return self.term.charter.timing
 
     @property
     def federation(self) -> str:
-        """Its name."""
         return self.term.charter.agreement.federation
 
     @property
     def finished(self) -> bool:
         """Whether the last round is done."""
         return self.round >= self.rounds
+
+    @property
+    def begins(self) -> bool:
+        """Whether this is the first round of the training, or of this peer's membership."""
+        return self.present() <= self.terms.all[0].first
 
     def _teachers(self, round: int) -> Graph:
         return self.terms.at(round).teachers(round)
@@ -134,13 +138,13 @@ class Peer:
         return self.agreed.hello(self.name, self.present(), self.finished)
 
     def present(self) -> int:
-        """The round that this peer is in: the one after the last that is done."""
+        """Return the current round: the one after the last completed round."""
         return self.round + 1
 
-    # The course of a training
+    # Training
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Trains to the last round, from the newest checkpoint if there is one; False if it was asked to stop."""
+        """Train to the last round, from the newest checkpoint if there is one. Return False if stopped earlier."""
         with ExitStack() as stack:
             stack.callback(self.residents.close)
             stack.callback(self.audit.close)
@@ -156,8 +160,13 @@ class Peer:
                 self._company.meet(stop)
                 self.phase = "training"
                 self._catch_up()
-                while not self.finished and not stop():
-                    self._step(stop)
+                stepped = self.present() if self._midway else None
+                for event in rounds(self.residents, self.method, self._schedule(stop), stepped):
+                    if isinstance(event, Exchange):
+                        self._midway = True
+                        event.inboxes = {self.name: self._exchange(event.sent[self.name], event.round, stop)}
+                    else:
+                        self._round_done(event.round)
             except StoppedError:
                 log.info("stops in round %d", self.present(), extra={"round": self.present()})
             if self._result is None:
@@ -170,7 +179,7 @@ class Peer:
         return self.finished
 
     def _enter(self, round: int) -> None:
-        """Begins a round, and a term if it is the first of one."""
+        """Start a round, and switch to its roster version if that is a new one."""
         term = self.terms.at(round)
         if term is not self.term:
             version = term.charter.agreement.version
@@ -190,60 +199,63 @@ class Peer:
         self.mailbox.enter(round)
 
     def _surround(self, terms: Sequence[Term], heard: Sequence[Term]) -> None:
-        """Speaks to those who are members now or will be, hears also those who were until just now, and nobody else."""
+        """Call the members of `terms`, and accept calls from the members of `heard` too. Drop all others."""
         heard_members, members = (
             {m.name: m for term in reversed(which) for m in term.charter.members} for which in (heard, terms)
-        )  # as it is now goes first
+        )  # the current version takes precedence
         self.circle.admit({name: m.pin or "" for name, m in (heard_members | members).items()})
         addresses = {name: member.address for name, member in members.items() if name != self.name}
         self.neighbours.keep(addresses, self._goodbye(), FAREWELL)
 
     def ahead(self) -> int | None:
-        """The round that others are in, if they have gone on without this peer."""
+        """Return the round of the others if they have continued without this peer, else None."""
         return self.pace.ahead(self.round, self._sent)
 
     def _catch_up(self) -> None:
-        """If others have gone on without this peer, goes on with the round that they are in."""
+        """Skip the rounds that the others have done without this peer."""
         theirs = self.ahead()
         if theirs is not None:
             about = {"round": theirs}
             log.warning("others are in round %d: goes on from there, after round %d", theirs, self.round, extra=about)
             self.skipped += theirs - 1 - self.round
             self.round, self._midway = theirs - 1, False
-            self.residents.forget()  # what was said long ago
+            self.residents.forget()  # drop old lessons
             self._enter(theirs)
 
-    def _step(self, stop: Callable[[], bool]) -> None:
-        round = self.present()
-        self._enter(round)
-        if self.method.keeps:
-            self._shut_out()
-        if not self._midway:
-            self.residents.local_steps(round)
-        if self.method.exchanges(round):
-            self._midway = True
-            self._exchange(round, stop)
+    def _schedule(self, stop: Callable[[], bool]) -> Iterator[int]:
+        """Yield the rounds to do, without skipped rounds."""
+        while not self.finished and not stop():
+            self._enter(self.present())
+            if self.method.keeps:
+                self._shut_out()
+            self.pace.tempo.begins()
+            yield self.present()
+
+    def _round_done(self, round: int) -> None:
         self.round, self._midway = round, False
+        self.pace.tempo.trained()
         self._arrive()
+        self.pace.tempo.waits()
         self._catch_up()
 
     def _shut_out(self) -> None:
-        """Learns no more from what was kept, if one of those who may have said it is a member no longer."""
+        """Drop all cached lessons if a member was revoked or removed, since they may come from it."""
         barred = self._company.barred()
         if not barred <= self._barred:
             self.residents.forget()
         self._barred = barred
 
-    def _exchange(self, round: int, stop: Callable[[], bool]) -> None:
-        message = self.residents.emit(round)[self.name]
+    def _exchange(self, message: Message, round: int, stop: Callable[[], bool]) -> list[Message]:
+        """Send a message to all students, and return the messages of the teachers."""
         students = [student for student, teachers in self._teachers(round).items() if self.name in teachers]
         self.neighbours.send(students, round, encode(message, self.term.roster))
         self._sent = round
-        self.residents.anticipate({self.name: self._company.awaited(round)}, round)
-        inbox = [signal.to(self._device) for signal in self._company.hear(round, stop)]
-        self.residents.receive({self.name: inbox}, round)
+        self.pace.tempo.waits()
+        inbox = self._company.hear(round, stop)
+        self.pace.tempo.goes_on()
+        return [signal.to(self._device) for signal in inbox]
 
-    # What is kept
+    # Checkpoints and result
 
     def _arrive(self) -> None:
         due = not self.finished and self.keeper.checkpoint_is_due(self.round)
@@ -256,24 +268,29 @@ class Peer:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Saves everything."""
         done = sorted(name for name in self.neighbours.addresses if self.neighbours.says_done(name))
-        about = {"skipped": self.skipped, "midway": self._midway, "finished": done}
-        self.keeper.save(self.round, self.term.charter.agreement, {"agreed": self.term.roster.digest.hex(), **about})
+        about = {
+            "skipped": self.skipped, "midway": self._midway, "finished": done, "tempo": self.pace.tempo.state(),
+        }  # fmt: skip
+        self.keeper.save(self.round, {**self.keeper.made_by(self.term), **about})
 
     def _resume(self) -> None:
-        self._result = self.keeper.result(self.rounds)
+        self._result = self.keeper.result(self.rounds, self.terms)
         if self._result is not None:
             self.round, self.neighbours.finished = self.rounds, set(self._result["done"])
             log.warning("'%s' has already done its last round", self.name)
             return
         checkpoint = self.keeper.newest(self.terms)
         if checkpoint is not None:
-            self.round, self.skipped = checkpoint.round, checkpoint.plain["skipped"]
-            self._midway, self.neighbours.finished = checkpoint.plain["midway"], set(checkpoint.plain["finished"])
+            with restoring(self.keeper.directory.path):
+                self.round, self.skipped = checkpoint.round, int(checkpoint.plain["skipped"])
+                self._midway = bool(checkpoint.plain["midway"])
+                self.neighbours.finished = set(map(str, checkpoint.plain["finished"]))
+                self.pace.tempo.restore(checkpoint.plain["tempo"])
+        self.keeper.directory.sign(self.keeper.inputs)
 
     def _finish(self) -> None:
-        """Writes the result, once; then only who else is done, as far as is known."""
+        """Write the result once. Later calls only update the list of members that are done."""
         done = sorted(name for name in self.terms.names if self.neighbours.says_done(name))
         if self._result is not None:
             self._result |= {"done": done}
@@ -283,6 +300,7 @@ class Peer:
         others = [name for name in self.terms.names if name != self.name]
         sent = {name: self.audit.sent[name] for name in others}
         about = {"skipped": self.skipped, "bytes": sent, "refused": refused, "done": done}
+        about |= self.keeper.made_by(self.term)
         self._result = self.keeper.finish(self.round, about)
 
     def _goodbye(self) -> pb.Goodbye:
@@ -292,9 +310,9 @@ class Peer:
         self.neighbours.close(self._goodbye(), FAREWELL)
 
     def _linger(self, stop: Callable[[], bool]) -> None:
-        """Stays for a while for those who are not done: whoever comes back learns here that the others are.
+        """Wait up to `timing.linger` seconds for the others, so that a returning member learns that they are done.
 
-        Whoever is no longer a member has nothing to tell them.
+        A former member does not wait.
         """
         self.phase, end = "done", time.monotonic() + self.timing.linger
         near = self.neighbours

@@ -1,10 +1,9 @@
-"""Public samples from files: folders of images, lists of images, tables."""
+"""Read public samples from folders of images, lists of images, and tables."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,30 +13,29 @@ import torch
 
 from fedh2l.data.image_folder import IMAGENET
 from fedh2l.data.images import SUFFIXES, read_bytes
+from fedh2l.data.table import Table
 from fedh2l.domain import UNKNOWN, Samples
-from fedh2l.errors import ConfigError, DataError
+from fedh2l.errors import ConfigError, DataError, did_you_mean
+from fedh2l.peer.records import raw_samples, raw_schema
 
 
 def image_schema(text: str) -> dict[str, Any]:
-    """What `MODE:WIDTHxHEIGHT` stands for, as `L:28x28`; `RGB:224x224:imagenet` is what `image-folder` makes."""
+    """Parse `MODE:WIDTHxHEIGHT`, such as `L:28x28`. `RGB:224x224:imagenet` gives the schema of `image-folder`."""
     found = re.fullmatch(r"(L|RGB):([1-9]\d{0,3})x([1-9]\d{0,3})(:imagenet)?", text)
     if found is None or (found[4] and found[1] != "RGB"):
         raise ConfigError(
-            f"'{text}': images are described by MODE:WIDTHxHEIGHT, as L:28x28, RGB:224x224 or RGB:224x224:imagenet"
+            f"'{text}' is not of the form MODE:WIDTHxHEIGHT, such as L:28x28. "
+            f"For models trained on ImageNet, write RGB:224x224:imagenet"
         )
     about = {"kind": "image", "mode": found[1], "size": [int(found[2]), int(found[3])], "scale": 255}
     return {**about, "fit": "crop", **IMAGENET} if found[4] else about
 
 
-def table_schema(columns: Sequence[str]) -> dict[str, Any]:
-    """Numbers of these columns, in this order."""
-    if not columns or len(set(columns)) < len(columns):
-        raise ConfigError("a table needs columns, no two of one name")
-    return {"kind": "table", "columns": list(columns)}
-
-
 def from_folder(folder: Path, classes: Sequence[str], schema: dict[str, Any], labelled: bool = True) -> Samples:
-    """All images of a folder with one sub-folder a class, in the order of their names; without labels, of it alone."""
+    """Read all images of a folder with one sub-folder per class, in the order of their names.
+
+    Without labels, the images are in the folder itself.
+    """
     if not folder.is_dir():
         raise DataError(f"there is no folder '{folder}'")
     inside = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -61,7 +59,7 @@ def from_folder(folder: Path, classes: Sequence[str], schema: dict[str, Any], la
 
 
 def from_list(path: Path, classes: Sequence[str], schema: dict[str, Any], labelled: bool = True) -> Samples:
-    """The images of a CSV file with the columns `path` and, if there are labels, `label`; paths are relative to it."""
+    """Read the images of a CSV file with a column `path` and, if labelled, `label`. Paths are relative to the file."""
     label = "label" if labelled else None
     found = [
         (path.parent / row["path"], _label(path, line, row, label, classes))
@@ -70,22 +68,20 @@ def from_list(path: Path, classes: Sequence[str], schema: dict[str, Any], labell
     return _images(found, schema, f"'{path}' lists no images")
 
 
-def from_table(path: Path, label: str | None, classes: Sequence[str], schema: dict[str, Any]) -> Samples:
-    """The rows of a CSV file with a column for each number and, unless there are none, one for the label."""
-    columns = schema["columns"]
-    inputs, labels = [], []
-    for line, row in _rows(path, (*columns, *([label] if label else []))):
-        labels.append(_label(path, line, row, label, classes))
-        try:
-            numbers = [float(row[column]) for column in columns]
-        except ValueError as error:
-            raise DataError(f"'{path}', line {line}: {error}") from None
-        if not all(map(math.isfinite, numbers)):
-            raise DataError(f"'{path}', line {line}: a number is missing or not finite")
-        inputs.append(numbers)
-    if not inputs:
-        raise DataError(f"'{path}' has no rows")
-    return _in_no_order(Samples(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels)))
+def from_table(
+    path: Path, columns: Mapping[str, Any], labelled: bool = True, units: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], Samples]:
+    """Return the schema and the raw records of a CSV or Parquet file. `columns` holds the keys of a table dataset."""
+    table = Table.read({**columns, "files": {"": path.name}, "root": str(path.parent)}, "data")
+    strange = [name for name in units or () if name not in table.numeric]
+    if strange:
+        raise ConfigError(f"--units: '{strange[0]}' is not one of --columns")
+    found = table.read_file("", labelled)
+    absent = [name for name in (*table.numeric, *table.categorical) if name not in found.columns]
+    if absent:
+        raise DataError(f"'{path}' has no column '{absent[0]}'.{did_you_mean(absent[0], found.columns)}")
+    schema = raw_schema(table, found, units or {})
+    return schema, _in_no_order(raw_samples(found, schema))
 
 
 def _label(path: Path, line: int, row: Mapping[str, str], column: str | None, classes: Sequence[str]) -> int:
@@ -119,7 +115,10 @@ def _images(found: Sequence[tuple[Path, int]], schema: dict[str, Any], nothing: 
 
 
 def _in_no_order(samples: Samples) -> Samples:
-    """As they are; without labels, by what they hold, so that where a sample stands does not tell what it is."""
+    """Sort samples without labels by the hashes of their inputs, so that their order reveals nothing.
+
+    Samples with labels keep their order.
+    """
     if int(samples.labels.max()) != UNKNOWN:
         return samples
     hashes = [hashlib.sha256(row.numpy().tobytes()).digest() for row in samples.inputs]

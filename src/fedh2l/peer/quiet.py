@@ -1,4 +1,4 @@
-"""Logs that nobody can fill: what is said again and again is said now and then, with how often it was."""
+"""Limits on repeated log lines, so that other peers cannot fill the log."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 import time
 
 MOST, WITHIN = 20, 60.0
-"""Lines of one kind about one peer that are written within so many seconds."""
+"""Maximum number of lines of a kind per peer, and the window in seconds."""
 KINDS = 1000
-"""Kinds that are told apart; then all are forgotten."""
+"""Maximum number of kinds that are counted. Above it, all counts are reset."""
 
 
 class Quiet(logging.Filter):
-    """Lets the first lines of a kind through, and then one that says how many more there were."""
+    """Passes the first lines of a kind, and later one line with the number of lines left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Quiet(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
+        """Return whether a line is written."""
         kind = (str(record.msg), str(getattr(record, "peer", "")))
         now = time.monotonic()
         with self._lock:

@@ -1,4 +1,4 @@
-"""A whole federation on one machine, with nothing pretended: real processes, real certificates, real sockets."""
+"""A complete federation on one machine, with real processes, certificates and sockets."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedh2l.config import Config
 from fedh2l.domain import Samples
 from fedh2l.errors import RunError
 from fedh2l.federation import Federation
+from fedh2l.files import private_opener
 from fedh2l.ledger import Ledger
 from fedh2l.messages import Posteriors, encoded_size
 from fedh2l.metrics import count_correct
@@ -27,12 +28,13 @@ from fedh2l.peer.bundle import Part, merge
 from fedh2l.peer.charter import Agreement, Charter, Member, Timing
 from fedh2l.peer.settings import LOCAL
 from fedh2l.peer.views import SharedViews
+from fedh2l.plugins import is_path, trust
 from fedh2l.result import Result, node_results, summarise
 from fedh2l.rundir import RunDirectory
 from fedh2l.sampling import node_secret
 from fedh2l.settings import resolve_device
 from fedh2l.standing import Standing
-from fedh2l.toml import toml_key, toml_value
+from fedh2l.toml import toml_text
 from fedh2l.trainer import torch_settings
 
 FEDERATION, HOST = "rehearsal", "127.0.0.1"
@@ -41,7 +43,7 @@ POLL = 0.05
 
 
 class Rehearsal:
-    """The peers of a configuration, in a folder with one of their own for each."""
+    """The peers of a configuration, each with a folder inside `folder`."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class Rehearsal:
         timing: Timing | None = None,
         hosts: Mapping[str, str] | None = None,
     ) -> None:
-        """Every peer is on this machine, or where `hosts` says."""
+        """Write all files of the peers. They run on this machine, or on the addresses in `hosts`."""
         self.config, self.federation, self.folder = config, federation, folder
         self.names = federation.roster.names
         self.hosts = {name: (hosts or {}).get(name, HOST) for name in self.names}
@@ -59,7 +61,7 @@ class Rehearsal:
         self.addresses = {name: f"{self.hosts[name]}:{port}" for name, port in zip(self.names, ports, strict=False)}
         others = ports[len(self.names) :]
         self.status = {name: f"{HOST}:{port}" for name, port in zip(self.names, others, strict=True)}
-        """Where each peer says how it is."""
+        """Status address of each peer."""
         founder = Authority.found(folder / "authority", FEDERATION)
         parts = []
         for node in federation.nodes:
@@ -73,7 +75,7 @@ class Rehearsal:
         run = config.run
         agreement = Agreement(
             federation=FEDERATION, seed=run.seed, rounds=run.rounds, batch_size=run.batch_size,
-            seedset=self.bundle.digest,
+            ema_decay=run.ema_decay, seedset=self.bundle.digest,
         )  # fmt: skip
         pins = {entry["name"]: entry["pin"] for entry in founder.issued()}
         members = tuple(Member(name=n, address=self.addresses[n], pin=pins[n]) for n in self.names)
@@ -101,19 +103,26 @@ class Rehearsal:
             "data": sections["data"],
             "optimizer": sections["optimizer"],
         }  # fmt: skip
-        (own / PEER).write_text(_toml(text), encoding="utf-8")
+        (own / PEER).write_text(toml_text(text), encoding="utf-8")
 
     def start(self, name: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """A peer as a process of its own; what it says goes to a file beside it. `before` stands before the command."""
+        """Start a peer as a process that appends its output to a log file. `before` precedes the command."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        with open(self.folder / name / LOG, "ab") as file:
-            return subprocess.Popen(
-                [*before, sys.executable, "-m", "fedh2l", "peer", str(self.folder / name / PEER)],
+        allowed = [f"--allow={package}" for package in self.packages]
+        with open(self.folder / name / LOG, "ab", opener=private_opener) as file:
+            return subprocess.Popen(  # noqa: S603 - this program; `before` comes from the caller's code
+                [*before, sys.executable, "-m", "fedh2l", "peer", str(self.folder / name / PEER), *allowed],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
             )  # fmt: skip
 
+    @property
+    def packages(self) -> list[str]:
+        """Packages that the peers may import: those allowed here, and that of the method."""
+        own = self.config.method.title
+        return [*trust().packages, *([own.partition(":")[0]] if is_path(own) else [])]
+
     def run(self, stop: Callable[[], bool] = lambda: False) -> Result:
-        """Starts all peers, waits for them, and puts together what `fedh2l run` would have said."""
+        """Run all peers to the end. Return the same result as `fedh2l run`."""
         began = time.monotonic()
         with ExitStack() as stack:
             processes = {name: self.start(name) for name in self.names}
@@ -124,7 +133,7 @@ class Rehearsal:
                 failed = [name for name, code in ended.items() if code not in (None, 0)]
                 if failed:
                     said = (self.folder / failed[0] / LOG).read_text(errors="replace").strip()
-                    raise RunError(f"peer '{failed[0]}' failed:\n{said[-2000:]}")
+                    raise RunError(f"peer '{failed[0]}' failed:", *said[-2000:].splitlines())
                 running = None in ended.values()
                 if running and stop():
                     raise RunError("the rehearsal was stopped")
@@ -132,25 +141,27 @@ class Rehearsal:
         return self.result(time.monotonic() - began)
 
     def result(self, seconds: float) -> Result:
-        """From the peers' models: every node's on everybody's data, selected on everybody's validation data."""
+        """Return the result of the saved models.
+
+        Models are selected on the validation data of all nodes, and tested on the test data of each node.
+        """
         config, nodes = self.config, self.federation.nodes
         device, dtype = resolve_device(config.run.device), config.run.torch_dtype
         validation = Samples.concatenate([node.domain.validation for node in nodes]).to(device, dtype)
         tests = [node.domain.test.to(device, dtype) for node in nodes]
         standing = Standing(self.names)
-        directories = {name: RunDirectory.open(self.folder / name / "run") for name in self.names}
-        said = {name: directories[name].result() or {} for name in self.names}
+        said = {name: self._directory(name).result() or {} for name in self.names}
         rounds = [
             r for r in range(1, config.run.rounds + 1) if r % config.run.eval_every == 0 or r == config.run.rounds
         ]
         with torch_settings(config.run):
             for taken in rounds:
-                counts = {n: _right(directories[n], n, f"round-{taken}", [validation])[0] for n in self.names}
+                counts = {n: self._right(n, f"round-{taken}", [validation])[0] for n in self.names}
                 standing.take(counts, taken)
             best = dict(zip(self.names, standing.best_rounds(), strict=True))
-            last = [_right(directories[n], n, "last", tests) for n in self.names]
+            last = [self._right(n, "last", tests) for n in self.names]
             chosen = (
-                [_right(directories[n], n, f"round-{best[n]}", tests) for n in self.names]
+                [self._right(n, f"round-{best[n]}", tests) for n in self.names]
                 if config.run.selection == "best"
                 else last
             )
@@ -174,8 +185,20 @@ class Rehearsal:
             seconds=round(seconds, 3),
         )
 
+    def _directory(self, name: str) -> RunDirectory:
+        return RunDirectory.open(self.folder / name / "run")
+
+    def _right(self, name: str, which: str, sets: Sequence[Samples]) -> list[int]:
+        """Return how many samples of each set a peer's model classifies correctly."""
+        path = self._directory(name).model_path(name, which)
+        if not path.exists():
+            raise RunError(f"peer '{name}' left no model of {which}; it skipped that round")
+        own = [node.model.partition(":")[0] for node in self.config.nodes if is_path(node.model)]
+        model = load_model(path, allow=own).to(sets[0].inputs.device)
+        return [count_correct(model, samples) for samples in sets]
+
     def _ledger(self, said: Mapping[str, Mapping[str, Any]]) -> Ledger:
-        """What peers say that others took from them, message by message."""
+        """Reconstruct the ledger from the bytes that the peers report."""
         ledger, method = Ledger(), self.config.method
         roster, classes = self.charter.roster(self.bundle.classes), len(self.bundle.classes)
         for name in self.names:
@@ -193,16 +216,8 @@ class Rehearsal:
         return ledger
 
 
-def _right(directory: RunDirectory, name: str, which: str, sets: Sequence[Samples]) -> list[int]:
-    path = directory.model_path(name, which)
-    if not path.exists():
-        raise RunError(f"peer '{name}' left no model of {which}; it skipped that round")
-    model = load_model(path).to(sets[0].inputs.device)
-    return [count_correct(model, samples) for samples in sets]
-
-
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses just now."""
+    """Return ports that are currently free."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -220,11 +235,3 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    lines: list[str] = []
-    for name, values in sections.items():
-        given = {key: value for key, value in values.items() if value is not None}
-        lines += [f"[{name}]", *(f"{toml_key(key)} = {toml_value(value)}" for key, value in given.items()), ""]
-    return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""How a peer is, for the people who run it: on ports that only programs on the same machine reach.
+"""Status of a peer for its operators, on ports that only programs on the same machine can reach.
 
-`peer.status` is a gRPC port with the state (`fedh2l status` asks it) and the standard health service; `peer.metrics`
-is an HTTP port for Prometheus.
+`peer.status` is a gRPC port with the state, which `fedh2l status` shows, and the standard health service.
+`peer.metrics` is an HTTP port for Prometheus.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 
 from fedh2l.errors import RunError
 from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.charter import parse_address
 from fedh2l.peer.circle import require_loopback
+from fedh2l.peer.proxy import channel_options, parse_address
 from fedh2l.peer.transport import SERVICE
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ UNKNOWN = -1.0
 
 
 def state_of(peer: Peer) -> pb.State:
-    """How it is now."""
+    """Return the current state of a peer."""
     summary = peer.keeper.summary
     return pb.State(
         node=peer.name,
@@ -82,7 +82,7 @@ def _neighbour(peer: Peer, name: str) -> pb.Neighbour:
 
 
 class Windows(AbstractContextManager["Windows"]):
-    """The ports of a peer that its settings ask for, open as long as this is entered."""
+    """The monitoring ports in a peer's settings. They are open while this is entered."""
 
     def __init__(self, peer: Peer, settings: PeerSettings) -> None:
         self._peer, self._settings = peer, settings
@@ -102,7 +102,7 @@ class Windows(AbstractContextManager["Windows"]):
 
 
 class _StatusPort(AbstractContextManager["_StatusPort"]):
-    """State and health over gRPC."""
+    """gRPC port with the state and the health service."""
 
     def __init__(self, peer: Peer, address: str) -> None:
         self._peer = peer
@@ -134,7 +134,7 @@ class _StatusPort(AbstractContextManager["_StatusPort"]):
         self._server.stop(0.2).wait()
 
     def _follow(self) -> None:
-        """Alive as long as it answers; as a member of the federation it serves unless it is paused."""
+        """Update the health service. The process is always alive, and the peer is serving unless it is paused."""
         serving = health_pb2.HealthCheckResponse
         self._health.set("", serving.SERVING)
         while not self._ends.is_set():
@@ -157,20 +157,19 @@ def _serve_metrics(peer: Peer, address: str, stack: ExitStack) -> None:
 
 
 class _Metrics(Collector):
-    """What Prometheus is given, made anew each time it asks."""
+    """State of a peer as metrics, computed for each request from Prometheus."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
     def collect(self) -> Iterator[Metric]:
-        """The state, as metrics."""
         state = state_of(self._peer)
         for name, text, value in (
-            ("round", "The round that this peer is in.", state.round),
-            ("rounds", "Rounds that there are to do.", state.rounds),
-            ("roster_version", "The version of the roster that holds.", state.version),
-            ("paused", "1 if too few peers are heard to go on.", state.phase == "paused"),
-            ("skipped_rounds", "Rounds in which this peer took no part.", state.skipped),
+            ("round", "Current round of this peer.", state.round),
+            ("rounds", "Number of rounds.", state.rounds),
+            ("roster_version", "Current version of the roster.", state.version),
+            ("paused", "1 if this peer is paused because too few others answer.", state.phase == "paused"),
+            ("skipped_rounds", "Rounds that this peer skipped.", state.skipped),
         ):
             yield GaugeMetricFamily(f"fedh2l_{name}", text, value=float(value))
         for name, text, share in (
@@ -186,9 +185,9 @@ class _Metrics(Collector):
         counters: dict[str, Any] = {
             field: CounterMetricFamily(f"fedh2l_{name}", text, labels=["peer"])
             for field, name, text in (
-                ("sent", "sent_signals", "Signals that a peer has taken."),
+                ("sent", "sent_signals", "Signals that a peer accepted."),
                 ("bytes", "sent_bytes", "Bytes of signals that left this machine for a peer."),
-                ("dropped", "undelivered_signals", "Signals that a peer never got."),
+                ("dropped", "undelivered_signals", "Signals that never reached a peer."),
                 ("heard", "heard_signals", "Sound signals of a peer."),
             )
         }
@@ -202,7 +201,7 @@ class _Metrics(Collector):
             for why, count in sorted(other.refused.items()):
                 refused.add_metric([other.name, why], count)
         turned_away = CounterMetricFamily(
-            "fedh2l_turned_away_calls", "Calls that were refused, by whom and why.", labels=["reason"]
+            "fedh2l_turned_away_calls", "Refused calls by caller and reason.", labels=["reason"]
         )
         for why, count in sorted(state.turned_away.items()):
             turned_away.add_metric([why], count)
@@ -210,9 +209,9 @@ class _Metrics(Collector):
 
 
 def ask(address: str, timeout: float) -> pb.State:
-    """The state of the peer whose status port is at an address."""
+    """Return the state of the peer with this status address."""
     require_loopback("the status of a peer", address)
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=channel_options(None)) as channel:
         call = channel.unary_unary(f"/{LOCAL}/Status", pb.Question.SerializeToString, pb.State.FromString)
         try:
             state: pb.State = call(pb.Question(), timeout=timeout)

@@ -1,1 +1,1 @@
-"""Showing results to people: progress, tables, and later reports."""
+"""Display of progress and results."""

@@ -14,19 +14,19 @@ from fedh2l.callbacks import Callback
 from fedh2l.result import Result
 
 SHOWN_NODES = 8
-"""With more nodes than this, their range is shown instead of each."""
+"""With more nodes than this, their range is shown."""
 
 
 class _Rate(ProgressColumn):
-    """Rounds a second, from rich's own estimate."""
+    """Rounds per second, as estimated by rich."""
 
     def render(self, task: Task) -> Text:
-        """The rate, once there is one."""
+        """Return the rate, or nothing before there is one."""
         return Text(f"{task.speed:.1f} rounds/s" if task.speed else "", style="dim")
 
 
 class LiveProgress(Callback):
-    """Round, rounds a second, time left, and validation ACC of each node; plain lines where there is no terminal."""
+    """Shows round, rounds per second, time left and each node's validation ACC. Without a terminal, prints lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -44,20 +44,20 @@ class LiveProgress(Callback):
         self._shown = 0.0
 
     def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
-        """Shows the bar, where the run stands."""
+        """Show the bar at the first round."""
         self._progress.update(self._task, total=rounds, completed=first_round - 1)
         if self.console.is_terminal:
             self._live.start()
 
     def on_round(self, round: int) -> None:
-        """Moves the bar, at most ten times a second."""
+        """Move the bar, at most ten times per second."""
         now = time.monotonic()
         if now - self._shown > 0.1:
             self._shown = now
             self._progress.update(self._task, completed=round)
 
     def on_evaluation(self, metrics: dict[str, Any]) -> None:
-        """Shows how each node does on everybody's validation data."""
+        """Show the ACC of each node on pooled validation data."""
         text = f"validation ACC  {_summary({n: node['validation_ACC'] for n, node in metrics['nodes'].items()})}"
         self._progress.update(self._task, completed=metrics["round"])
         self._validation.plain = text
@@ -65,11 +65,11 @@ class LiveProgress(Callback):
             self.console.print(f"round {metrics['round']}: {text}", highlight=False, soft_wrap=True)
 
     def on_end(self, result: Result) -> None:
-        """Leaves the bar as it stands."""
+        """Stop the live view."""
         self.close()
 
     def close(self) -> None:
-        """Ends the live view, also after an error."""
+        """Stop the live view, also after an error."""
         self._live.stop()
 
 

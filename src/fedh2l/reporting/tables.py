@@ -1,18 +1,21 @@
-"""Results as tables on the terminal."""
+"""Tables of results for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedh2l.methods.base import Method
 from fedh2l.metrics import METRICS
-from fedh2l.result import Result
+
+if TYPE_CHECKING:
+    from fedh2l.methods.base import Method
+    from fedh2l.result import Result
 
 
 def result_table(result: Result, selection_rule: str, data: str = "") -> Table:
-    """ACC, WDP and CDP of each node and on average, for the selected and the last models."""
+    """Return ACC, WDP and CDP of each node and on average, for the selected and the last models."""
     table = Table(title=f"{result.method}, {result.rounds} rounds, seed {result.seed}: test accuracy in %")
     table.add_column("node", no_wrap=True)
     table.add_column("model")
@@ -29,14 +32,14 @@ def result_table(result: Result, selection_rule: str, data: str = "") -> Table:
     for view, values in result.views.items():
         table.add_row(f"average of the {view}", "", *_numbers(values))
     table.caption = (
-        f"{f'Data: {data}. ' if data else ''}Selected: {selection_rule}; round: when it was taken. "
-        "ACC: all domains, WDP: the node's own, CDP: the others'."
+        f"{f'Data: {data}. ' if data else ''}Selected: {selection_rule}. The round is that of the selected model. "
+        "ACC is accuracy on all domains, WDP on the node's own, CDP on the others."
     )
     return table
 
 
 def matrix_table(names: Sequence[str], matrix: Sequence[Sequence[float]], columns: Sequence[str], title: str) -> Table:
-    """The accuracy of each node's model on each domain's test data."""
+    """Return the accuracy of each node's model on each domain's test data."""
     table = Table(title=title)
     table.add_column("model of")
     for column in columns:
@@ -47,7 +50,7 @@ def matrix_table(names: Sequence[str], matrix: Sequence[Sequence[float]], column
 
 
 def traffic(result: Result, method: Method) -> str:
-    """One line on what crossed between the nodes."""
+    """Return one line about the content and size of all messages."""
     total, rounds = result.bytes["total"], result.rounds
     if total == 0:
         return "Nothing crossed between the nodes."
@@ -60,12 +63,12 @@ def traffic(result: Result, method: Method) -> str:
 
 
 def short(model: str) -> str:
-    """A model's name without the package it comes from."""
+    """Return a model's name without its package."""
     return model.rpartition(":")[2]
 
 
 def human_bytes(count: float) -> str:
-    """1.5 kB, 20.3 MB."""
+    """Format a number of bytes: 1.5 kB, 20.3 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

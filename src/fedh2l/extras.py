@@ -1,4 +1,4 @@
-"""Parts of the command line that need more than the plain installation."""
+"""Optional dependencies: parts of the package that need an extra."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from importlib.util import find_spec
 
 from fedh2l.errors import ConfigError
 
+PEER = ("cryptography", "grpc", "google.protobuf", "grpc_health", "prometheus_client")
+"""The modules of the extra `peer`."""
+
 
 def needs(extra: str, *modules: str) -> None:
-    """Says what to install if a module of an extra is missing."""
+    """Raise an error that names the extra to install if one of its modules is missing."""
     missing = [module for module in modules if not _there(module)]
     if missing:
         raise ConfigError(f"this needs {' and '.join(missing)}; pip install 'fedh2l[{extra}]'")
@@ -17,5 +20,5 @@ def needs(extra: str, *modules: str) -> None:
 def _there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it is in
+    except ModuleNotFoundError:  # its parent package is missing, too
         return False
