@@ -15,9 +15,9 @@ import time
 
 import torch
 
-from fedh2l.config import load_config
-from fedh2l.settings import available_cores
-from fedh2l.trainer import Trainer
+from fedh2l.experiment.config import load_config
+from fedh2l.hardware import available_cores
+from fedh2l.runs.trainer import Trainer
 
 BLOCK = 50
 MORE = 25.0
@@ -27,7 +27,7 @@ def trainer(engine: str) -> Trainer:
     changes = ["run.rounds=1000000", "run.checkpoint_every=0", f"run.engine={engine}"]
     if engine == "local":
         changes.append("run.device=cpu")
-    made = Trainer(load_config(None, changes)[0].federation())
+    made = Trainer(load_config(None, changes)[0].experiment())
     made.advance()  # starts threads and processes
     return made
 

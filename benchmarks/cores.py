@@ -22,9 +22,9 @@ import time
 import torch
 from bare import BareLoop
 
-from fedh2l.config import load_config
-from fedh2l.settings import available_cores
-from fedh2l.trainer import Trainer
+from fedh2l.experiment.config import load_config
+from fedh2l.hardware import available_cores
+from fedh2l.runs.trainer import Trainer
 
 BLOCK, NODES = 25, 4
 
@@ -45,7 +45,7 @@ def main() -> int:
     for each in sorted({1, max(1, cores // NODES // 2), max(1, cores // NODES)}):
         changes = ["run.device=cpu", "run.rounds=1000000", f"run.eval_every={BLOCK}", f"run.threads={each}"]
         changes.append("run.checkpoint_every=0")
-        trainers[f"ours, {each} each"] = (each, Trainer(load_config(None, changes)[0].federation()))
+        trainers[f"ours, {each} each"] = (each, Trainer(load_config(None, changes)[0].experiment()))
     bare = BareLoop()
     times: dict[str, list[float]] = {}
 

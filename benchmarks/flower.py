@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from fedh2l.config import load_config
-from fedh2l.settings import available_cores
-from fedh2l.trainer import Trainer
+from fedh2l.experiment.config import load_config
+from fedh2l.hardware import available_cores
+from fedh2l.runs.trainer import Trainer
 
 WANTED = 8.0
 JOB = Path(__file__).with_name("flower_job.py")
@@ -65,7 +65,7 @@ def main() -> int:
     python = environment(options.environment.absolute())
     torch.set_num_threads(1)
     changes = ["run.device=cpu", "run.engine=local", "run.rounds=1000000", "optimizer.name=sgd", "method.interval=1"]
-    trainer = Trainer(load_config(None, changes, "fedavg")[0].federation())
+    trainer = Trainer(load_config(None, changes, "fedavg")[0].experiment())
     ours(trainer, 20)
     here, there = [], []
     for cpus in (1.0, 0.5, 1.0):

@@ -17,9 +17,9 @@ import time
 import torch
 from bare import BareLoop
 
-from fedh2l.config import load_config
 from fedh2l.engines.choice import engines_for
-from fedh2l.trainer import Trainer, advance_together
+from fedh2l.experiment.config import load_config
+from fedh2l.runs.trainer import Trainer, advance_together
 
 BLOCK = 50
 ONE, EIGHT, FASTER = 1.5, 5.0, 20.0
@@ -29,7 +29,7 @@ def trainers(federations: int) -> list[Trainer]:
     made = []
     for seed in range(federations):
         changes = ["run.device=cuda", "run.rounds=1000000", "run.checkpoint_every=0", f"run.seed={seed}"]
-        made.append(load_config(None, changes)[0].federation())
+        made.append(load_config(None, changes)[0].experiment())
     return [Trainer(f, engine=engine) for f, engine in zip(made, engines_for(made), strict=True)]
 
 

@@ -29,12 +29,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fedh2l.bench.statistics import Difference, Summary
-from fedh2l.config import load_config
-from fedh2l.domain import Samples
-from fedh2l.messages import Posteriors
+from fedh2l.data.domain import Samples
+from fedh2l.experiment.config import load_config
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.fedh2l_plus import FedH2LPlus
-from fedh2l.trainer import Trainer
+from fedh2l.protocol.messages import Posteriors
+from fedh2l.runs.trainer import Trainer
 
 Lie = Literal["nothing", "certain", "everything", "noise", "pair"]
 LIES: tuple[Lie, ...] = get_args(Lie)
@@ -92,9 +92,9 @@ class LyingFedH2LPlus(FedH2LPlus):
 
 def trained(method: str, changes: list[str]) -> tuple[float, float]:
     """Return ACC of the honest members' models in percent, on all classes and on the pair."""
-    trainer = Trainer(load_config(None, [*SETTINGS, *DATA, *changes], method)[0].federation())
+    trainer = Trainer(load_config(None, [*SETTINGS, *DATA, *changes], method)[0].experiment())
     result = trainer.run()
-    tests = Samples.concatenate([node.domain.test for node in trainer.federation.nodes])
+    tests = Samples.concatenate([node.domain.test for node in trainer.experiment.nodes])
     of_pair = tests.take(torch.isin(tests.labels, torch.tensor(PAIR)).nonzero().squeeze(-1))
     honest = [node.ACC for node in result.nodes if node.name != LIAR]
     on_pair = [right(learner.module, of_pair) for learner in trainer.engine.learners if learner.name != LIAR]

@@ -28,16 +28,16 @@ import torch
 from bare import BareLoop
 from rich.console import Console
 
-from fedh2l.callbacks import Callback
-from fedh2l.config import load_config
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.presets import KINDS, PRESETS
+from fedh2l.experiment.toml import to_toml
+from fedh2l.hardware import CORES
 from fedh2l.methods import fedh2l
-from fedh2l.network import Network
-from fedh2l.presets import KINDS, PRESETS
-from fedh2l.reporting.progress import LiveProgress
-from fedh2l.rundir import RunDirectory
-from fedh2l.settings import CORES
-from fedh2l.toml import to_toml
-from fedh2l.trainer import Trainer
+from fedh2l.report.progress import LiveProgress
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.network import Network
 
 BLOCK = 50
 LIMIT = 1.05
@@ -98,7 +98,7 @@ def on_images(given: argparse.Namespace) -> int:
             optimiser=[(Network, "_update")],
         )
         directory = RunDirectory.claim(f"{folder}/run", to_toml(config))
-        whole = timed(Trainer(config.federation(), directory, [watch]).run)
+        whole = timed(Trainer(config.experiment(), directory, [watch]).run)
         left = sorted(path.name for path in RunDirectory(Path(folder) / "run").path.iterdir())
     training = watch.ended - watch.began
     share = 1 - sum(watch.parts.values()) / training
@@ -132,8 +132,8 @@ def main() -> int:
     bare = BareLoop()
     with tempfile.TemporaryDirectory() as folder:
         progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True))
-        trainer = Trainer(config.federation(), RunDirectory.claim(f"{folder}/run", to_toml(config)), [progress])
-        progress.on_start(list(trainer.federation.roster.names), 1, config.run.rounds)
+        trainer = Trainer(config.experiment(), RunDirectory.claim(f"{folder}/run", to_toml(config)), [progress])
+        progress.on_start(list(trainer.experiment.roster.names), 1, config.run.rounds)
         pairs = []
         for block in range(blocks + 1):
             sides = {"ours": trainer.advance, "bare": lambda: (bare.rounds(BLOCK), bare.evaluate())}

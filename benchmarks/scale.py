@@ -32,14 +32,14 @@ import torch
 from torch import Tensor
 
 import fedh2l
-from fedh2l.data.mnist import embedded_digits
-from fedh2l.data.rotated_mnist import rotate_clockwise
-from fedh2l.domain import Samples
-from fedh2l.engines.batched import BatchedEngine
+from fedh2l.data.datasets.mnist import embedded_digits
+from fedh2l.data.datasets.rotated_mnist import rotate_clockwise
+from fedh2l.data.domain import Samples
+from fedh2l.engines.batched.engine import BatchedEngine
 from fedh2l.engines.choice import engines_for
-from fedh2l.federation import Federation
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.settings import RunSettings
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.settings import RunSettings
+from fedh2l.training.optimizers import OptimizerSettings
 
 HELD_OUT = 100
 """Digits per class that are held out for testing."""
@@ -92,7 +92,7 @@ class Run:
         settings = RunSettings(rounds=1_000_000, seed=seed, device=device, engine="batched").resolved()
         method = fedh2l.FedH2L(peers_per_round=k)
         self.count, self.k, self.device = len(nodes), k, device
-        self.engine = engines_for([Federation(nodes, method, settings, OptimizerSettings())])[0]
+        self.engine = engines_for([Experiment(nodes, method, settings, OptimizerSettings())])[0]
         assert isinstance(self.engine, BatchedEngine)
         self.round = 0
 
@@ -121,7 +121,7 @@ class Run:
 
     def accuracy(self, tests: Samples) -> float:
         """Return the mean accuracy of all nodes in percent."""
-        self.engine.formation.save(0)
+        self.engine.stacked.save(0)
         right = self.engine.correct([tests.to(torch.device(self.device), torch.float32)])
         return 100 * sum(counts[0] for counts in right.values()) / (self.count * len(tests))
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import fedh2l
-from fedh2l.config import load_config
-from fedh2l.learner import Learner
+from fedh2l.experiment.config import load_config
 from fedh2l.methods.lesson import Lesson
+from fedh2l.training.learner import Learner
 
 FIRST, LAST = 51, 300
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--splits", choices=("independent", "aligned"), default="independent")
     options = parser.parse_args()
     config, _ = load_config(None, [f"data.splits={options.splits}"], "fedh2l", {"seed": options.seed, "device": "cpu"})
-    nodes = config.federation().nodes
+    nodes = config.experiment().nodes
     method = Watched(**config.method.model_dump())
     fedh2l.train(nodes, method, LAST, options.seed, optimizer=config.optimizer, device="cpu", engine="local")
     for name, conflict in (("rounds with a conflict", True), ("other rounds", False)):

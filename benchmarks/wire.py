@@ -21,11 +21,11 @@ from pathlib import Path
 
 from relay import Relay, reroute
 
-from fedh2l.config import load_config
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.toml import to_toml
 from fedh2l.peer.rehearsal import Rehearsal
-from fedh2l.rundir import RunDirectory
-from fedh2l.toml import to_toml
-from fedh2l.trainer import Trainer
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Trainer
 
 EVERY = 50
 MILLISECONDS = 15.0
@@ -53,20 +53,20 @@ def metrics(path: Path) -> list[dict]:
 def together(config, folder: Path) -> float:
     """Train in one process. Return the milliseconds per round."""
     directory = RunDirectory.claim(folder / "run", to_toml(config))
-    Trainer(config.federation(), directory).run()
+    Trainer(config.experiment(), directory).run()
     return statistics.median(stretches(metrics(directory.path)))
 
 
 def apart(config, folder: Path) -> float:
     """Train with one process per node. Return the milliseconds per round."""
-    made = Rehearsal(config, config.federation(), folder)
+    made = Rehearsal(config, config.experiment(), folder)
     made.run()
     return statistics.median(t for name in made.names for t in stretches(metrics(folder / name / "run")))
 
 
 def counted(config, folder: Path) -> tuple[float, int]:
     """Return the bytes on the socket per message, and the payload of one message."""
-    made, relay = Rehearsal(config, config.federation(), folder), Relay()
+    made, relay = Rehearsal(config, config.experiment(), folder), Relay()
     links = list(reroute(made, relay).values())
     processes = [made.start(name) for name in made.names]
 

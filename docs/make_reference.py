@@ -20,18 +20,18 @@ from pydantic.fields import FieldInfo
 
 from fedh2l.cli.app import COMMANDS as COMMAND_TABLE
 from fedh2l.cli.app import _options
-from fedh2l.config import NodeSettings
 from fedh2l.data.base import Dataset
-from fedh2l.data.image_folder import ImageFolder
+from fedh2l.data.datasets.image_folder import ImageFolder
 from fedh2l.data.registry import DATASETS
+from fedh2l.experiment.config import NodeSettings
+from fedh2l.experiment.settings import RaySettings, RunSettings
+from fedh2l.experiment.toml import toml_value
 from fedh2l.methods.registry import METHODS
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.peer.charter import Agreement, Member, Timing
-from fedh2l.peer.own import OwnImages, OwnTable
+from fedh2l.peer.membership.augmentation import SharedViews
+from fedh2l.peer.membership.roster_file import Agreement, Member, Timing
+from fedh2l.peer.own_data import OwnImages, OwnTable
 from fedh2l.peer.settings import LOCAL, PeerSettings
-from fedh2l.peer.views import SharedViews
-from fedh2l.settings import RaySettings, RunSettings
-from fedh2l.toml import toml_value
+from fedh2l.training.optimizers import OptimizerSettings
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Made by docs/make_reference.py. Change the descriptions in the code, then run it again. -->"

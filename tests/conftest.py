@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 import fedh2l
-from fedh2l.callbacks import Callback
-from fedh2l.config import load_config
-from fedh2l.federation import Federation
-from fedh2l.rundir import RunDirectory
-from fedh2l.trainer import Trainer
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Trainer
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("any machine", deadline=None)  # slow is not wrong
@@ -45,11 +45,11 @@ def memory_is_given_back() -> Iterator[None]:
 
 
 @pytest.fixture
-def federation() -> Callable[..., Federation]:
+def federation() -> Callable[..., Experiment]:
     """Four small MLPs on a little Rotated MNIST; arguments are `section.key=value`."""
 
-    def make(*changes: str) -> Federation:
-        return load_config(None, [*TINY, *MLPS, "run.rounds=20", *changes])[0].federation()
+    def make(*changes: str) -> Experiment:
+        return load_config(None, [*TINY, *MLPS, "run.rounds=20", *changes])[0].experiment()
 
     return make
 
@@ -87,7 +87,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture
 def town(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Makes a federation of real peers, as processes; `town.py`."""
-    from fedh2l.peer.charter import Timing
+    from fedh2l.peer.membership.roster_file import Timing
     from town import Town, rehearsal
 
     made: list[Town] = []
@@ -102,7 +102,7 @@ def town(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         each.close()
 
 
-def train(federation: Federation, folder: Path, callbacks: Sequence[Callback] = ()) -> Any:
+def train(federation: Experiment, folder: Path, callbacks: Sequence[Callback] = ()) -> Any:
     """A run with everything that it leaves behind, without what time it took."""
     Trainer(federation, RunDirectory.claim(folder, "x"), callbacks).run()
     return left_behind(folder)
@@ -130,7 +130,7 @@ class Killer(Callback):
             os.kill(self.pid(self.trainer.engine, self.when.pop(0)[1]), signal.SIGKILL)
             time.sleep(0.5)
 
-    def on(self, federation: Federation, directory: RunDirectory | None = None) -> Trainer:
+    def on(self, federation: Experiment, directory: RunDirectory | None = None) -> Trainer:
         """A trainer whose nodes are killed."""
         self.trainer = Trainer(federation, directory, [self])
         return self.trainer

@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import grpc
 
-from fedh2l import checkpoints
-from fedh2l.messages import round_of
 from fedh2l.models.small import mlp
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.courier import Courier
-from fedh2l.peer.transport import Line
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.sender import Sender
+from fedh2l.peer.transport.server import PeerClient
+from fedh2l.protocol.messages import round_of
+from fedh2l.runs import checkpoints
 
 FAULT, SLOW = "FEDH2L_TEST_FAULT", "FEDH2L_TEST_SLOW"
 """What goes wrong; and seconds that every pass through the network takes longer."""
@@ -41,20 +41,20 @@ def _die() -> None:
 
 
 def _before_sending() -> None:
-    send = Courier.send
+    send = Sender.send
 
-    def sending(self: Courier, round: int, payload: bytes) -> None:
+    def sending(self: Sender, round: int, payload: bytes) -> None:
         if round >= AT:
             _die()
         send(self, round, payload)
 
-    Courier.send = sending
+    Sender.send = sending
 
 
 def _after_half() -> None:
-    call, begun, answered = Line.call, [], []
+    call, begun, answered = PeerClient.call, [], []
 
-    def calling(self: Line, method: str, message, *rest):
+    def calling(self: PeerClient, method: str, message, *rest):
         if method != "Teach" or round_of(message.posteriors) < AT:
             return call(self, method, message, *rest)
         begun.append(self.member)
@@ -66,7 +66,7 @@ def _after_half() -> None:
             _die()
         return reply
 
-    Line.call = calling
+    PeerClient.call = calling
 
 
 def _writing_a_checkpoint() -> None:
@@ -84,14 +84,14 @@ def _writing_a_checkpoint() -> None:
 
 def _teaches(otherwise: Callable) -> None:
     """Signals of some rounds are sent in another way."""
-    call = Line.call
+    call = PeerClient.call
 
-    def calling(self: Line, method: str, message, reply, timeout: float):
+    def calling(self: PeerClient, method: str, message, reply, timeout: float):
         if method == "Teach" and AT <= round_of(message.posteriors) < UNTIL:
             return otherwise(lambda said: call(self, method, said, reply, timeout), message)
         return call(self, method, message, reply, timeout)
 
-    Line.call = calling
+    PeerClient.call = calling
 
 
 def _duplicated() -> None:
@@ -113,9 +113,9 @@ def _truncated() -> None:
 
 def _reordered() -> None:
     """Every other signal leaves only after the one that follows it."""
-    send, held = Courier.send, {}
+    send, held = Sender.send, {}
 
-    def sending(self: Courier, round: int, payload: bytes) -> None:
+    def sending(self: Sender, round: int, payload: bytes) -> None:
         if AT <= round < UNTIL and round % 2 == 0:
             held[self] = (round, payload)
             logging.getLogger("fedh2l.peer").info("holds back round %d", round)
@@ -124,7 +124,7 @@ def _reordered() -> None:
         if self in held:
             send(self, *held.pop(self))
 
-    Courier.send = sending
+    Sender.send = sending
 
 
 FAULTS: dict[str, Callable[[], None]] = {

@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedh2l.engines.graphs import Recorder, Recording
-from fedh2l.learner import seed_generators
+from fedh2l.engines.batched.graphs import GraphRecorder, Recording
+from fedh2l.training.learner import seed_generators
 
 HOST_READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::_unique2"}
 COUNTS = {"recorded": 0, "repeated": 0}
@@ -79,12 +79,12 @@ class Imitation(TorchDispatchMode):
                 tensor.fill_(float("nan") if tensor.is_floating_point() else tensor.dtype == torch.bool or -77)
 
 
-class ImitatingRecorder(Recorder):
+class ImitatingRecorder(GraphRecorder):
     """Records on a CPU."""
 
     def _repeat(self, recording: Recording, round: int) -> None:
-        if recording.random and recording.tape.seed is not None:
-            seed_generators(recording.tape.seed(round), self._device)
+        if recording.random and recording.buffer.seed is not None:
+            seed_generators(recording.buffer.seed(round), self._device)
         if recording.graph is None:
             COUNTS["recorded"] += 1
             with Imitation() as imitation:
@@ -92,4 +92,4 @@ class ImitatingRecorder(Recorder):
             imitation.undo()
             recording.graph = imitation
         COUNTS["repeated"] += 1
-        recording.graph.repeat({storage(tensor) for tensor in self.residence.tensors.values()})
+        recording.graph.repeat({storage(tensor) for tensor in self.persistent.tensors.values()})

@@ -74,12 +74,12 @@ class Netem(Network):
     """A bridge, and the kernel's emulator on every line to it."""
 
     def connect(self) -> None:
-        ip("netns", "add", self.hub)
-        ip("-n", self.hub, "link", "add", "bridge", "type", "bridge")
-        ip("-n", self.hub, "link", "set", "bridge", "up")
+        ip("netns", "add", self.router)
+        ip("-n", self.router, "link", "add", "bridge", "type", "bridge")
+        ip("-n", self.router, "link", "set", "bridge", "up")
         for place, (name, space) in enumerate(self.spaces.items()):
-            ip("-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{place}", "netns", self.hub)
-            ip("-n", self.hub, "link", "set", f"port{place}", "master", "bridge", "up")
+            ip("-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{place}", "netns", self.router)
+            ip("-n", self.router, "link", "set", f"port{place}", "master", "bridge", "up")
             ip("-n", space, "address", "add", f"{self.addresses[name]}/24", "dev", "eth0")
             ip("-n", space, "link", "set", "eth0", "up")
             how = ["delay", f"{1e3 * self.delay:g}ms", f"{1e3 * self.jitter:g}ms", "loss", f"{100 * self.loss:g}%"]
@@ -90,7 +90,7 @@ class Netem(Network):
         return next(iter(self.spaces.values())) + "-hub"
 
     def close(self) -> None:
-        _remove(self.hub)
+        _remove(self.router)
         super().close()
 
 

@@ -18,13 +18,13 @@ from fedh2l.bench.suite import Row, Suite, TableSpec
 from fedh2l.bench.tables import tables_of
 from fedh2l.cli import main
 from fedh2l.cli.console import err
-from fedh2l.data.mnist import idx_digits
-from fedh2l.data.pacs import PACS
-from fedh2l.data.table import Table
+from fedh2l.data.datasets.mnist import idx_digits
+from fedh2l.data.datasets.pacs import PACS
+from fedh2l.data.datasets.table import Table
 from fedh2l.models.pretrained import start_from
 from fedh2l.models.small import mlp
 from fedh2l.peer.audit import AuditLog
-from fedh2l.peer.certificates import About, Revocations, read_certificate, read_key
+from fedh2l.peer.pki.certificates import About, Revocations, read_certificate, read_key
 from fedh2l.peer.settings import load_peer
 from odd_world import COMMON, NAMES, image_folder, resume_in_python
 

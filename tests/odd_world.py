@@ -18,19 +18,19 @@ from safetensors.torch import save_file
 
 import fedh2l
 from fedh2l.bench.cells import Cell
-from fedh2l.callbacks import Callback
-from fedh2l.config import load_config
-from fedh2l.data.image_folder import ImageFolder
-from fedh2l.data.pacs import PACS
+from fedh2l.data.datasets.image_folder import ImageFolder
+from fedh2l.data.datasets.pacs import PACS
+from fedh2l.experiment.config import load_config
 from fedh2l.models.small import mlp
 from fedh2l.peer.audit import AuditLog
-from fedh2l.peer.bundle import Part, merge
-from fedh2l.peer.certificates import read_key
-from fedh2l.peer.public import from_folder, image_schema
+from fedh2l.peer.membership.bundle import Part, merge
+from fedh2l.peer.membership.public_samples import from_folder, image_schema
+from fedh2l.peer.membership.shares import commitment_to, draw_share
+from fedh2l.peer.pki.certificates import read_key
 from fedh2l.peer.rehearsal import Rehearsal
-from fedh2l.peer.shares import commitment_to, draw_share
-from fedh2l.rundir import RunDirectory
-from fedh2l.trainer import Interrupted, Trainer
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Interrupted, Trainer
 from pictures import folders
 
 NAMES = ("north", "south")
@@ -98,10 +98,10 @@ def _runs(world: Path) -> None:
     """A run that has ended, and one that was stopped."""
     config = load_config(world / "config.toml")[0]
     text = (world / "config.toml").read_text()
-    Trainer(config.federation(), RunDirectory.claim(world / "run", text)).run()
+    Trainer(config.experiment(), RunDirectory.claim(world / "run", text)).run()
     resume_in_python(world)
     stopped: list[bool] = []
-    trainer = Trainer(config.federation(), RunDirectory.claim(world / "half", text), stop=lambda: bool(stopped))
+    trainer = Trainer(config.experiment(), RunDirectory.claim(world / "half", text), stop=lambda: bool(stopped))
     trainer.callbacks = [Stop(stopped)]
     with pytest.raises(Interrupted):
         trainer.run()
@@ -139,7 +139,7 @@ def _federation(world: Path) -> None:
     """Certificates, roster, seed set, peers, parts and audit logs."""
     config = load_config(world / "config.toml", run={"device": "cpu", "engine": "local"})[0]
     (world / "town").mkdir()
-    made = Rehearsal(config, config.federation(), world / "town")
+    made = Rehearsal(config, config.experiment(), world / "town")
     for name in NAMES:
         share = commitment_to(draw_share(world / f"{name}.share"))
         Part(name, ("no", "yes"), made.bundle.schema, made.bundle.part(name), share).save(world / f"{name}.part")
@@ -170,7 +170,7 @@ def _images(world: Path) -> None:
     text = IMAGES.replace("ROOT", str(world / "images")) + "".join(nodes)
     (world / "images.toml").write_text(text)
     config = load_config(world / "images.toml")[0]
-    Trainer(config.federation(), RunDirectory.claim(world / "imagerun", text)).run()
+    Trainer(config.experiment(), RunDirectory.claim(world / "imagerun", text)).run()
     splits = world / "splits"
     splits.mkdir()
     for domain in PACS.DOMAINS:
@@ -198,4 +198,4 @@ def _bench(world: Path) -> None:
 
 def resume_in_python(world: Path) -> None:
     config = load_config(world / "config.toml")[0]
-    fedh2l.train(config.federation().nodes, rounds=4, out=world / "own", resume=True)
+    fedh2l.train(config.experiment().nodes, rounds=4, out=world / "own", resume=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from conftest import train
-from fedh2l.config import load_config
-from fedh2l.peer.charter import Timing
+from fedh2l.experiment.config import load_config
+from fedh2l.peer.membership.roster_file import Timing
 from test_faults import SETTINGS, WITHIN
 from town import NAMES, Town, rehearsal
 
@@ -35,7 +35,7 @@ def main() -> int:
     settings = [*SETTINGS, f"run.rounds={given.rounds}", "run.selection=last"]
     config, _ = load_config(None, [*settings, "run.device=cpu", "run.engine=local"])
     with tempfile.TemporaryDirectory() as folder:
-        wanted = train(config.federation(), Path(folder) / "undisturbed")[2]["average"]["ACC"]
+        wanted = train(config.experiment(), Path(folder) / "undisturbed")[2]["average"]["ACC"]
         town = Town(rehearsal(Path(folder) / "town", *settings, timing=Timing(deadline=1.0, linger=60.0, patience=5.0)))
         try:
             began = time.monotonic()

@@ -50,7 +50,7 @@ def test_learning_together_beats_learning_alone():
 
 
 def test_initial_weights_follow_seed_and_name():
-    from fedh2l.sampling import node_secret
+    from fedh2l.protocol.sampling import node_secret
 
     def start(seed, name):
         module = fedh2l.Node(name, Net, blobs(name)).build(node_secret(seed, name), 8)
@@ -209,7 +209,7 @@ def test_callbacks_hear_of_everything(tmp_path):
 
 
 def test_four_different_architectures_learn_from_each_other():
-    from fedh2l.config import load_config
+    from fedh2l.experiment.config import load_config
 
     models = [
         "nodes.0.model=lenet",
@@ -218,7 +218,7 @@ def test_four_different_architectures_learn_from_each_other():
         "nodes.3.model=cnn",
         "nodes.3.model_args.channels=[8,16,32,32]",
     ]
-    fed = load_config(None, [*models, "run.rounds=60", "data.per_class=40"])[0].federation()
+    fed = load_config(None, [*models, "run.rounds=60", "data.per_class=40"])[0].experiment()
     result = fedh2l.train(fed.nodes, rounds=60, eval_every=20)
     sizes = {type(node.build("x", 8)) for node in fed.nodes}, {node.model_name for node in fed.nodes}
     assert len(sizes[1]) == 4

@@ -13,12 +13,12 @@ import threading
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import AuditError, AuditLog, Head, audit, line_hash, read_heads
 from fedh2l.peer.audit import log as logs
-from fedh2l.peer.authority import Authority
+from fedh2l.peer.audit.witness import Witnesses
+from fedh2l.peer.pki.authority import Authority
 from fedh2l.peer.refusals import PeerRefusedError
-from fedh2l.peer.witness import Witnesses
+from fedh2l.peer.transport import fedh2l_pb2 as pb
 from test_pki import join
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -156,7 +156,7 @@ while True:
     round += 1
     log.record("posteriors", "south", round, bytes(1000))
 """
-    from fedh2l.peer.certificates import key_bytes
+    from fedh2l.peer.pki.certificates import key_bytes
 
     for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

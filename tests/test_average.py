@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedh2l.errors import ConfigError
-from fedh2l.learner import EMA
-from fedh2l.trainer import Trainer
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.learner import EMA
 from test_engine import NOISY, advance
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedh2l.trainer import Trainer
+from fedh2l.runs.trainer import Trainer
 
 POOL = "private+own-public"
 DEEP = [f"nodes.{i}.model_args.hidden=[12,9]" for i in range(4)]

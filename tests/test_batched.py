@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from conftest import MLPS, TINY
-from fedh2l.callbacks import Callback
-from fedh2l.config import load_config
-from fedh2l.engines.batched import BatchedEngine
+from fedh2l.engines.batched.engine import BatchedEngine
 from fedh2l.engines.choice import engines_for
 from fedh2l.errors import ConfigError, DivergedError
-from fedh2l.federation import Federation
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.experiment import Experiment
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.rundir import RunDirectory
-from fedh2l.trainer import Interrupted, Trainer, run_together
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Interrupted, Trainer, run_together
 from imitation import COUNTS, ImitatingRecorder
 
 LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]
@@ -98,9 +98,9 @@ class Branching(nn.Module):
         return self.layer(-x if float(x.detach().sum()) < 0 else x)
 
 
-def federation_of(seed: int, *changes: str) -> Federation:
+def federation_of(seed: int, *changes: str) -> Experiment:
     base = [*TINY, *MLPS, "run.dtype=float64", "run.rounds=20", "run.eval_every=10"]
-    return load_config(None, [*base, *changes, f"run.seed={seed}"])[0].federation()
+    return load_config(None, [*base, *changes, f"run.seed={seed}"])[0].experiment()
 
 
 def outcome(trainer: Trainer) -> dict:
@@ -166,7 +166,7 @@ def test_recorded_rounds_are_as_rounds_that_are_run(variant, monkeypatch):
     """As on a GPU: rounds repeat what was recorded, and nothing that was made while recording is relied on."""
     changes = [*VARIANTS[variant], "run.rounds=24", "run.eval_every=8"]
     expected = [Trainer(federation_of(seed, *changes, "run.engine=local")) for seed in (0, 1)]
-    monkeypatch.setattr("fedh2l.engines.formation.Recorder", ImitatingRecorder)
+    monkeypatch.setattr("fedh2l.engines.batched.nodes.GraphRecorder", ImitatingRecorder)
     monkeypatch.setitem(COUNTS, "repeated", 0)
     federations = [federation_of(seed, *changes, "run.engine=batched") for seed in (0, 1)]
     recorded = [Trainer(f, engine=engine) for f, engine in zip(federations, engines_for(federations), strict=True)]
@@ -198,11 +198,11 @@ class Rounds(Callback):
 
 def test_layers_that_cannot_be_run_as_one_are_run_in_turn():
     engine = engines_for([federation_of(0, *BRANCHING, "run.engine=batched")])[0]
-    assert [group.network.stackable for group in engine.formation.groups] == [False]
+    assert [group.network.stackable for group in engine.stacked.groups] == [False]
     engine = engines_for([federation_of(0, "run.engine=batched")])[0]
-    assert [group.network.stackable for group in engine.formation.groups] == [True]
+    assert [group.network.stackable for group in engine.stacked.groups] == [True]
     engine = engines_for([federation_of(0, *MIXED, "run.engine=batched")])[0]
-    assert [len(group.members) for group in engine.formation.groups] == [2, 1, 1]
+    assert [len(group.members) for group in engine.stacked.groups] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("first", ["local", "batched"])
@@ -292,28 +292,28 @@ def test_what_cannot_be_run_as_one_is_refused_or_run_in_turn(changes, reason):
     changes = [c for c in changes if "nodes" not in c]
     base = [*TINY, "run.rounds=20"]
     with pytest.raises(ConfigError, match=reason):
-        engines_for([load_config(None, [*base, *changes, "run.engine=batched"])[0].federation()])
+        engines_for([load_config(None, [*base, *changes, "run.engine=batched"])[0].experiment()])
 
 
-def test_windows_share_one_formation():
+def test_experiments_share_one_stack():
     engines = engines_for([federation_of(seed, "run.engine=batched") for seed in (3, 4)])
     assert all(isinstance(engine, BatchedEngine) for engine in engines)
-    assert engines[0].formation is engines[1].formation
-    assert [len(group.members) for group in engines[0].formation.groups] == [8]
+    assert engines[0].stacked is engines[1].stacked
+    assert [len(group.members) for group in engines[0].stacked.groups] == [8]
 
 
 @pytest.mark.parametrize("variant", ["peers", "fedavg-4", "mixed"])
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])
 def test_more_nodes_than_are_stacked_at_once(variant, seeds, monkeypatch):
     """Nodes of one architecture in several stacks, asked about a few samples at a time, recorded as on a GPU."""
-    monkeypatch.setattr("fedh2l.engines.formation.TOGETHER", 3)
-    monkeypatch.setattr("fedh2l.engines.formation.EVALUATED", 21)
+    monkeypatch.setattr("fedh2l.engines.batched.nodes.TOGETHER", 3)
+    monkeypatch.setattr("fedh2l.engines.batched.nodes.EVALUATED", 21)
     changes = [*VARIANTS[variant], "run.rounds=16", "run.eval_every=8"]
     expected = [outcome(Trainer(federation_of(seed, *changes, "run.engine=local"))) for seed in seeds]
-    monkeypatch.setattr("fedh2l.engines.formation.Recorder", ImitatingRecorder)
+    monkeypatch.setattr("fedh2l.engines.batched.nodes.GraphRecorder", ImitatingRecorder)
     federations = [federation_of(seed, *changes, "run.engine=batched") for seed in seeds]
     batched = [Trainer(f, engine=engine) for f, engine in zip(federations, engines_for(federations), strict=True)]
-    stacks = [len(group.members) for group in batched[0].engine.formation.groups]
+    stacks = [len(group.members) for group in batched[0].engine.stacked.groups]
     assert variant == "mixed" or stacks == {1: [3, 1], 2: [3, 3, 2]}[len(seeds)]
     for got, want in zip(run_together(batched), expected, strict=True):
         result = got.to_dict()

@@ -10,32 +10,32 @@ from torch import nn
 
 import fedh2l
 from conftest import blobs, tiny_net
+from fedh2l.engines.batched.graphs import GraphRecorder
 from fedh2l.engines.choice import engines_for
-from fedh2l.engines.graphs import Recorder
 from fedh2l.errors import ConfigError, MessageError, MethodError
-from fedh2l.federation import Federation
-from fedh2l.losses import cross_entropy
-from fedh2l.messages import Logits
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.settings import RunSettings
 from fedh2l.methods.fedavg import FedAvg
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.independent import Independent
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.rundir import RunDirectory
-from fedh2l.settings import RunSettings
-from fedh2l.trainer import Interrupted, Trainer, run_together
+from fedh2l.protocol.messages import Logits
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Interrupted, Trainer, run_together
+from fedh2l.training.losses import cross_entropy
+from fedh2l.training.optimizers import OptimizerSettings
 from imitation import ImitatingRecorder
 
 
-def federation(nodes, method, engine: str, rounds: int = 20, **settings) -> Federation:
+def federation(nodes, method, engine: str, rounds: int = 20, **settings) -> Experiment:
     values = {"rounds": rounds, "eval_every": 10, "batch_size": 8, "dtype": "float64", "device": "cpu", **settings}
-    return Federation(nodes, method, RunSettings(engine=engine, **values), OptimizerSettings())
+    return Experiment(nodes, method, RunSettings(engine=engine, **values), OptimizerSettings())
 
 
 def both(make_nodes, method, **settings) -> None:
     """One after the other, as one, and as one with rounds recorded: the same parameters, results and bytes."""
     outcomes = []
-    for engine, recorder in (("local", Recorder), ("batched", Recorder), ("batched", ImitatingRecorder)):
-        with patch("fedh2l.engines.formation.Recorder", recorder):
+    for engine, recorder in (("local", GraphRecorder), ("batched", GraphRecorder), ("batched", ImitatingRecorder)):
+        with patch("fedh2l.engines.batched.nodes.GraphRecorder", recorder):
             trainer = Trainer(federation(make_nodes(), method, engine, **settings))
             result = trainer.run().to_dict()
         outcomes.append((result, [learner.parameters.clone() for learner in trainer.engine.learners]))
@@ -162,7 +162,7 @@ def test_federations_whose_data_differ_in_size():
         return engines_for([federation(one, method, "batched"), federation(two, method, "batched", seed=1)])
 
     assert len(together(FedH2L(), nodes(30), nodes(60))) == 2
-    with pytest.raises(ConfigError, match="fits the federations differently"):
+    with pytest.raises(ConfigError, match="fits the experiments differently"):
         together(FedAvg(interval="1 epoch"), nodes(30), nodes(60))
     with pytest.raises(ConfigError, match="public data of different sizes"):
         together(FedH2L(), nodes(30), nodes(30, public=15))

@@ -26,12 +26,12 @@ from fedh2l.bench.statistics import Difference, Summary, t_quantile
 from fedh2l.bench.suite import Row, Suite, TableSpec, scores
 from fedh2l.bench.suites import SUITES
 from fedh2l.bench.tables import tables_of
-from fedh2l.callbacks import Callback
-from fedh2l.config import load_config
 from fedh2l.data.registry import DATASETS
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.settings import RunSettings
 from fedh2l.methods.registry import METHODS
-from fedh2l.settings import RunSettings
-from fedh2l.trainer import Interrupted
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.trainer import Interrupted
 
 SMALL = ["--set", "data.per_class=20", "--set", "run.batch_size=8", "--set", "run.eval_every=3", "--device", "cpu"]
 BENCH = ["bench", "comparison", "--rounds", "6", "--methods", "fedh2l,independent", *SMALL]

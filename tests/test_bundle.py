@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedh2l.domain import Samples
+from fedh2l.data.domain import Samples
 from fedh2l.errors import ConfigError, DataError
-from fedh2l.peer.bundle import Bundle, Part, merge
-from fedh2l.peer.public import from_folder, from_list, from_table, image_schema
+from fedh2l.peer.membership.bundle import Bundle, Part, merge
+from fedh2l.peer.membership.public_samples import from_folder, from_list, from_table, image_schema
 
 CLASSES = ("cat", "dog")
 SCHEMA = image_schema("L:4x6")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fedh2l.errors import ConfigError
-from fedh2l.peer.bundle import merge
-from fedh2l.peer.charter import Charter, check_versions, differences
-from fedh2l.peer.proxy import parse_address
-from fedh2l.peer.terms import Term, Terms
-from fedh2l.peer.views import SharedViews
+from fedh2l.peer.membership.augmentation import SharedViews
+from fedh2l.peer.membership.bundle import merge
+from fedh2l.peer.membership.roster_file import RosterFile, check_versions, differences
+from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion
+from fedh2l.peer.transport.proxy import parse_address
 from test_bundle import CLASSES, part, unlabelled
 
 
@@ -33,9 +33,11 @@ def bundle():
 
 
 def test_a_roster_is_written_and_read(tmp_path, bundle):
-    charter = Charter.read(raw(seedset=bundle.digest, method={"name": "fedh2l", "interval": 2}, timing={"quorum": 2}))
+    charter = RosterFile.read(
+        raw(seedset=bundle.digest, method={"name": "fedh2l", "interval": 2}, timing={"quorum": 2})
+    )
     (tmp_path / "roster.toml").write_text(charter.to_toml())
-    again = Charter.load(tmp_path / "roster.toml")
+    again = RosterFile.load(tmp_path / "roster.toml")
     assert again == charter
     again.check_bundle(bundle)
     assert "topology" not in tomllib.loads(charter.to_toml())["method"]
@@ -43,12 +45,12 @@ def test_a_roster_is_written_and_read(tmp_path, bundle):
 
 def test_what_the_digest_covers():
     """Method, parameters, seed, rounds, classes, seed set, names and their order, keys; not addresses or deadlines."""
-    first = Charter.read(raw())
+    first = RosterFile.read(raw())
     digest = first.roster(CLASSES).digest
     moved = [{**m, "address": f"10.0.0.{i}:1"} for i, m in enumerate(raw()["members"])]
     impostor = [*raw()["members"][:2], {**raw()["members"][2], "pin": pin("x")}]
     for same in (raw(members=moved), raw(timing={"deadline": 1.0, "quorum": 2, "mode": "asynchronous"})):
-        assert Charter.read(same).roster(CLASSES).digest == digest
+        assert RosterFile.read(same).roster(CLASSES).digest == digest
     for other in (
         raw(federation="circus"),
         raw(version=2),
@@ -64,13 +66,13 @@ def test_what_the_digest_covers():
         raw(members=impostor),
         raw(ema_decay=0.9),
     ):
-        assert Charter.read(other).roster(CLASSES).digest != digest, other
+        assert RosterFile.read(other).roster(CLASSES).digest != digest, other
     assert first.roster(CLASSES[::-1]).digest != digest
 
 
 def test_what_differs_is_named():
-    mine = Charter.read(raw()).canonical(CLASSES)
-    theirs = Charter.read(raw(seed=1, method={"name": "fedh2l", "interval": 5}, members=raw()["members"][:2]))
+    mine = RosterFile.read(raw()).canonical(CLASSES)
+    theirs = RosterFile.read(raw(seed=1, method={"name": "fedh2l", "interval": 5}, members=raw()["members"][:2]))
     found = differences(mine, theirs.canonical(CLASSES))
     assert found == [
         "seed: 0 here, 1 there",
@@ -114,31 +116,31 @@ def test_what_differs_is_named():
 )
 def test_rosters_that_are_none(changes, why):
     with pytest.raises(ConfigError, match=why):
-        Charter.read(raw(**changes))
+        RosterFile.read(raw(**changes))
 
 
 def test_a_seed_set_that_is_not_the_agreed_one(bundle):
     with pytest.raises(ConfigError, match="but the roster agrees on 000"):
-        Charter.read(raw()).check_bundle(bundle)
+        RosterFile.read(raw()).check_bundle(bundle)
     with pytest.raises(ConfigError, match="the seed set is that of 'zoo', the roster that of 'circus'"):
-        Charter.read(raw(seedset=bundle.digest, federation="circus")).check_bundle(bundle)
+        RosterFile.read(raw(seedset=bundle.digest, federation="circus")).check_bundle(bundle)
     fewer = merge("zoo", [part("a"), part("b", seed=1)])
     with pytest.raises(ConfigError, match="member 'c' gave no part"):
-        Charter.read(raw(seedset=fewer.digest)).check_bundle(fewer)
+        RosterFile.read(raw(seedset=fewer.digest)).check_bundle(fewer)
 
 
 def test_views_are_agreed_on(tmp_path, bundle):
     """They say how images are seen, and mean nothing for a seed set of anything else."""
-    charter = Charter.read(raw(seedset=bundle.digest, views={"shift": 0.1, "mix": 0.5, "border": "zeros"}))
+    charter = RosterFile.read(raw(seedset=bundle.digest, views={"shift": 0.1, "mix": 0.5, "border": "zeros"}))
     (tmp_path / "roster.toml").write_text(charter.to_toml())
-    assert Charter.load(tmp_path / "roster.toml") == charter
+    assert RosterFile.load(tmp_path / "roster.toml") == charter
     charter.check_bundle(bundle)
     numbers = replace(bundle, samples=replace(bundle.samples, inputs=torch.zeros(len(bundle.samples), 5)))
     with pytest.raises(ConfigError, match=r"\[views\] of the roster: the seed set holds no images"):
         charter.views.of(numbers)
-    plain = Charter.read(raw())
+    plain = RosterFile.read(raw())
     assert "views" not in tomllib.loads(plain.to_toml())
-    assert differences(plain.canonical(CLASSES), Charter.read(raw(views={"mix": 0.5})).canonical(CLASSES)) == [
+    assert differences(plain.canonical(CLASSES), RosterFile.read(raw(views={"mix": 0.5})).canonical(CLASSES)) == [
         "views.mix: 0.0 here, 0.5 there"
     ]
     seen = charter.views.of(bundle)
@@ -149,17 +151,19 @@ def test_views_are_agreed_on(tmp_path, bundle):
 def test_a_seed_set_without_labels():
     nothing = merge("zoo", [unlabelled("a"), unlabelled("b"), unlabelled("c")])
     with pytest.raises(ConfigError, match=r"has no labels, and they are needed by method\.local_data = .*, method\.ce"):
-        Charter.read(raw(seedset=nothing.digest)).check_bundle(nothing)
+        RosterFile.read(raw(seedset=nothing.digest)).check_bundle(nothing)
     alone = {"name": "fedh2l", "ce_weight": 0.0, "local_data": "private"}
-    charter = Charter.read(raw(seedset=nothing.digest, method=alone))
-    term = Term(charter, nothing)
+    charter = RosterFile.read(raw(seedset=nothing.digest, method=alone))
+    term = RosterVersion(charter, nothing)
     assert term.labels("a", 1) is None
     assert not term.seed_set.labelled
     labelled = merge("zoo", [part("a"), part("b"), part("c")])
-    assert term.size("a") == Term(replace(charter, agreement=agreed(charter, labelled)), labelled).size("a") - 4
+    assert (
+        term.size("a") == RosterVersion(replace(charter, agreement=agreed(charter, labelled)), labelled).size("a") - 4
+    )
     later = replace(charter, agreement=agreed(charter, labelled, version=2, from_round=5))
     with pytest.raises(ConfigError, match="or only one has labels"):
-        Terms((term, Term(later, labelled)))
+        RosterHistory((term, RosterVersion(later, labelled)))
 
 
 def agreed(charter, bundle, **changes):
@@ -167,18 +171,18 @@ def agreed(charter, bundle, **changes):
 
 
 def test_versions_follow_each_other():
-    first, second = Charter.read(raw()), Charter.read(raw(version=2, from_round=50, members=raw()["members"][:2]))
+    first, second = RosterFile.read(raw()), RosterFile.read(raw(version=2, from_round=50, members=raw()["members"][:2]))
     check_versions([first, second])
     check_versions([second])  # of whoever joins later
     for wrong in (
-        [Charter.read(raw(from_round=50))],
+        [RosterFile.read(raw(from_round=50))],
         [first, first],
-        [first, Charter.read(raw(version=3, from_round=50))],
-        [first, Charter.read(raw(version=2, from_round=1))],
-        [first, Charter.read(raw(version=2, from_round=50, seed=9))],
-        [first, Charter.read(raw(version=2, from_round=50, federation="circus"))],
-        [first, Charter.read(raw(version=2, from_round=50, batch_size=8))],
-        [first, Charter.read(raw(version=2, from_round=50, method={"name": "fedh2l", "kl_weight": 0.0}))],
+        [first, RosterFile.read(raw(version=3, from_round=50))],
+        [first, RosterFile.read(raw(version=2, from_round=1))],
+        [first, RosterFile.read(raw(version=2, from_round=50, seed=9))],
+        [first, RosterFile.read(raw(version=2, from_round=50, federation="circus"))],
+        [first, RosterFile.read(raw(version=2, from_round=50, batch_size=8))],
+        [first, RosterFile.read(raw(version=2, from_round=50, method={"name": "fedh2l", "kl_weight": 0.0}))],
     ):
         with pytest.raises(ConfigError):
             check_versions(wrong)
@@ -194,16 +198,16 @@ def test_addresses():
 
 def test_files_that_are_none(tmp_path):
     with pytest.raises(ConfigError, match="there is no roster"):
-        Charter.load(tmp_path / "roster.toml")
+        RosterFile.load(tmp_path / "roster.toml")
     (tmp_path / "roster.toml").write_text("rounds = ")
     with pytest.raises(ConfigError, match="cannot read the roster"):
-        Charter.load(tmp_path / "roster.toml")
+        RosterFile.load(tmp_path / "roster.toml")
 
 
 def test_from_the_command_line(cli, tmp_path, bundle):
     pytest.importorskip("cryptography")
-    from fedh2l.peer import certificates
-    from fedh2l.peer.authority import Authority
+    from fedh2l.peer.pki import certificates
+    from fedh2l.peer.pki.authority import Authority
 
     founder = Authority.found(tmp_path / "authority", "zoo")
     members = []
@@ -216,7 +220,7 @@ def test_from_the_command_line(cli, tmp_path, bundle):
     made = cli("roster", "init", *members, "--rounds", 50)
     assert made.returncode == 0, made.stderr
     checked = cli("roster", "check")
-    charter = Charter.load(tmp_path / "roster.toml")
+    charter = RosterFile.load(tmp_path / "roster.toml")
     assert checked.stdout == f"digest: {charter.roster(bundle.classes).digest.hex()}\n"
     assert charter.pins["b"] == certificates.About.of(certificates.read_certificate(tmp_path / "b/node.pem")).pin
     other = replace(charter, agreement=charter.agreement.model_copy(update={"rounds": 60}))
@@ -229,4 +233,4 @@ def test_from_the_command_line(cli, tmp_path, bundle):
 @pytest.mark.parametrize("key", ["rounds", "version", "from_round"])
 def test_numbers_that_no_message_can_hold(key):
     with pytest.raises(ConfigError, match=key):
-        Charter.read(raw(**{key: 2**32}))
+        RosterFile.read(raw(**{key: 2**32}))

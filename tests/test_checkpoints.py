@@ -7,13 +7,13 @@ import time
 import pytest
 import torch
 
-from fedh2l.callbacks import Callback
-from fedh2l.checkpoints import Checkpoint, CheckpointFolder, pack, unpack
-from fedh2l.clock import CHECKPOINT_SHARE
 from fedh2l.errors import RunError
-from fedh2l.rundir import RunDirectory
-from fedh2l.settings import RunSettings
-from fedh2l.trainer import Interrupted, Trainer
+from fedh2l.experiment.settings import RunSettings
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.checkpoints import Checkpoint, CheckpointFolder, pack, unpack
+from fedh2l.runs.clock import CHECKPOINT_SHARE
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Interrupted, Trainer
 
 SAMPLE = Checkpoint(5, {"a/x": torch.arange(6.0).view(2, 3), "a/n": torch.tensor(3)}, {"best": {"a": [1, 2]}})
 

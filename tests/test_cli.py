@@ -201,7 +201,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli, tmp_path, undisturbed, number):
 
 
 def test_another_method_drops_the_files_parameters(tmp_path):
-    from fedh2l.config import _choose_method
+    from fedh2l.experiment.config import _choose_method
 
     raw = {"method": {"name": "fedh2l", "interval": 5, "kl_weight": 0.0}}
     assert _choose_method(raw, "fedh2l", []) == []

@@ -13,18 +13,18 @@ import torch
 from cryptography import x509
 
 from fedh2l.cli.logs import LogFormat, _Lines
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer import neighbours as neighbourhood
-from fedh2l.peer import quiet
-from fedh2l.peer.authority import Authority
-from fedh2l.peer.certificates import NODE_CERTIFICATE
-from fedh2l.peer.courier import Contact
-from fedh2l.peer.neighbours import FORGIVEN, Neighbours
+from fedh2l.data.seedset import SeedSet
+from fedh2l.peer.monitoring import log_limit as quiet
 from fedh2l.peer.peer import Peer
+from fedh2l.peer.pki.authority import Authority
+from fedh2l.peer.pki.certificates import NODE_CERTIFICATE
 from fedh2l.peer.rehearsal import PEER
 from fedh2l.peer.settings import load_peer
-from fedh2l.rundir import RunDirectory
-from fedh2l.seedset import SeedSet
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport import peer_table as neighbourhood
+from fedh2l.peer.transport.peer_table import FORGIVEN, PeerTable
+from fedh2l.peer.transport.sender import Contact
+from fedh2l.runs.directory import RunDirectory
 from town import NAMES, rehearsal
 
 
@@ -52,17 +52,17 @@ def peer(tmp_path):
     peer = Peer(load_peer(made.folder / "M0" / PEER), RunDirectory.claim(tmp_path / "run", "x"))
     yield peer
     peer.audit.close()
-    peer.residents.close()
+    peer.local_nodes.close()
 
 
 def there(peer: Peer, **rounds: int) -> None:
-    peer.neighbours.couriers.clear()
+    peer.peers.senders.clear()
     for name, round in rounds.items():
-        peer.neighbours.couriers[name] = SimpleNamespace(contact=Contact(state="up", round=round))
+        peer.peers.senders[name] = SimpleNamespace(contact=Contact(state="up", round=round))
 
 
 def test_who_is_late_once_is_waited_for_as_soon_as_it_is_heard(clock):
-    near = Neighbours(None, None, None, None)
+    near = PeerTable(None, None, None, None)
     near.missed("M20", 2.0)
     assert near.late == {"M20"}
     assert near.heard("M20")
@@ -71,7 +71,7 @@ def test_who_is_late_once_is_waited_for_as_soon_as_it_is_heard(clock):
 
 
 def test_who_is_late_again_and_again_is_not_waited_for_ever_longer(clock):
-    near = Neighbours(None, None, None, None)
+    near = PeerTable(None, None, None, None)
     ignored = []
     for _ in range(9):
         near.missed("M20", 2.0)
@@ -87,12 +87,12 @@ def test_who_is_late_again_and_again_is_not_waited_for_ever_longer(clock):
 
 
 def test_done_is_believed_of_whom_this_peer_has_caught_up_with(peer):
-    peer.desk.left("M20", pb.Goodbye(round=0, finished=True))
+    peer.servicer.left("M20", pb.Goodbye(round=0, finished=True))
     peer.round = 10
-    assert not peer._company._is_done("M20")
+    assert not peer._barrier._is_done("M20")
     peer.round = 999
-    assert peer._company._is_done("M20")
-    assert not peer._company._is_done("M40")
+    assert peer._barrier._is_done("M20")
+    assert not peer._barrier._is_done("M40")
 
 
 def test_one_refusal_does_not_end_the_wait_for_others(peer):
@@ -101,7 +101,7 @@ def test_one_refusal_does_not_end_the_wait_for_others(peer):
     def said(**past: int) -> int | None:
         there(peer, M20=999, M40=12, M60=10)
         for name, round in past.items():
-            courier = peer.neighbours.couriers[name]
+            courier = peer.peers.senders[name]
             courier.contact = replace(courier.contact, past=round)
         return peer.ahead()
 
@@ -123,16 +123,16 @@ def test_members_to_come_have_no_say_in_which_round_it_is(peer):
 def test_a_round_that_is_no_number_of_rounds(peer):
     there(peer, M20=2**40, M40=2**40, M60=1)
     assert peer.ahead() == 1000
-    from fedh2l.peer.status import state_of
+    from fedh2l.peer.monitoring.status import state_of
 
-    peer.neighbours.addresses = dict.fromkeys(NAMES[1:], "h:1")
+    peer.peers.addresses = dict.fromkeys(NAMES[1:], "h:1")
     assert {other.round for other in state_of(peer).peers} == {2**32 - 1, 1}
 
 
 def test_other_public_data_is_other_local_data(peer):
-    (learner,) = peer.residents.learners
+    (learner,) = peer.local_nodes.learners
     before = len(learner.pool("private+all-public"))
-    learner.use(SeedSet({"M0": peer.term.bundle.part("M0")}, 0))
+    learner.use(SeedSet({"M0": peer.roster_version.bundle.part("M0")}, 0))
     assert len(learner.pool("private+all-public")) < before
 
 
@@ -142,7 +142,7 @@ def test_lessons_are_not_kept_beyond_who_may_teach(tmp_path):
         tmp_path / "there", "run.rounds=1000", "method.name=fedh2l-plus", "method.interval=3", "method.replay=2"
     )
     peer = Peer(load_peer(made.folder / "M0" / PEER), RunDirectory.claim(tmp_path / "run", "x"))
-    (learner,) = peer.residents.learners
+    (learner,) = peer.local_nodes.learners
 
     def still_there(of: Callable[[], None]) -> bool:
         learner.memory["lesson.0.inputs"] = torch.ones(1)
@@ -150,7 +150,7 @@ def test_lessons_are_not_kept_beyond_who_may_teach(tmp_path):
         return "lesson.0.inputs" in learner.memory
 
     def another_term() -> None:
-        peer.term = copy.copy(peer.term)
+        peer.roster_version = copy.copy(peer.roster_version)
         peer._enter(peer.present())
 
     try:
@@ -160,7 +160,7 @@ def test_lessons_are_not_kept_beyond_who_may_teach(tmp_path):
         peer.round = 1
         assert still_there(another_term)  # as after a start anew
         shown = (made.folder / "M20" / "keys" / NODE_CERTIFICATE).read_bytes()
-        peer.circle._met["M20"] = x509.load_pem_x509_certificate(shown)
+        peer.auth._met["M20"] = x509.load_pem_x509_certificate(shown)
         assert still_there(peer._shut_out)
         Authority(made.folder / "authority").revoke("M20")
         assert not still_there(peer._shut_out)
@@ -169,21 +169,21 @@ def test_lessons_are_not_kept_beyond_who_may_teach(tmp_path):
         assert not still_there(peer._catch_up)
     finally:
         peer.audit.close()
-        peer.residents.close()
+        peer.local_nodes.close()
 
 
 def test_what_is_refused_is_counted(peer):
     for _ in range(3):
-        peer.desk.turned_away("M20", "malformed", "x" * 9999)
-    peer.desk.turned_away("", "not a member", "somebody")
-    from fedh2l.peer.status import state_of
+        peer.servicer.turned_away("M20", "malformed", "x" * 9999)
+    peer.servicer.turned_away("", "not a member", "somebody")
+    from fedh2l.peer.monitoring.status import state_of
 
     assert dict(state_of(peer).turned_away) == {"'M20': malformed": 3, "not a member": 1}
 
 
 def test_the_same_again_and_again_does_not_fill_the_log(clock, caplog):
     log = logging.getLogger("fedh2l.test")
-    log.addFilter(quiet.Quiet())
+    log.addFilter(quiet.LogRateLimit())
     for _ in range(10):
         for number in range(100):
             log.warning("dropped a signal of '%s': %s", "M20", number, extra={"peer": "M20"})

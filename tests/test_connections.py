@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from fedh2l.peer import connections, transport
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.connections import EACH, parse_peer
 from fedh2l.peer.rehearsal import PEER
 from fedh2l.peer.settings import load_peer
-from fedh2l.peer.transport import SERVICE, Listener
+from fedh2l.peer.transport import connections
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport import server as transport
+from fedh2l.peer.transport.connections import EACH, parse_peer
+from fedh2l.peer.transport.server import SERVICE, Listener
 from test_transport import LARGEST, SIGNAL, Town, channel
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd") and not os.path.isdir("/dev/fd"), reason="no list")
@@ -33,7 +34,7 @@ def town(tmp_path) -> Iterator[Town]:
 def reopen(town: Town) -> None:
     """With the limits that hold now."""
     town.listener.stop(0)
-    town.listener = Listener(town.circle("a"), town.desk, town.address, LARGEST, "abc")
+    town.listener = Listener(town.auth("a"), town.servicer, town.address, LARGEST, "abc")
     town.listener.start()
 
 
@@ -76,7 +77,7 @@ def test_who_says_nothing_is_disconnected(town, monkeypatch):
     monkeypatch.setattr(connections, "NAMELESS", 0.5)
     idle = silent(town, 3)
     until(lambda: all(map(is_closed, idle)))
-    assert "is closed: no call of a member" in town.desk.refused[0]
+    assert "is closed: no call of a member" in town.servicer.refused[0]
 
 
 def test_strangers_make_room_for_strangers(town, monkeypatch):
@@ -86,7 +87,7 @@ def test_strangers_make_room_for_strangers(town, monkeypatch):
     later = silent(town, 5)
     until(lambda: all(map(is_closed, first)))
     assert not any(map(is_closed, later))
-    assert town.greet("c", town.desk.agreed, 1).round == 5
+    assert town.greet("c", town.servicer.agreed, 1).round == 5
 
 
 def test_a_member_has_a_few_connections(town):
@@ -96,7 +97,7 @@ def test_a_member_has_a_few_connections(town):
         made.subscribe(seen.append)
         made.unary_unary(f"/{SERVICE}/Teach")(SIGNAL, timeout=10)
     until(lambda: sum(seen[-1] is not grpc.ChannelConnectivity.READY for seen in states) == 3)
-    assert any(f"at most {EACH} connections" in why for why in town.desk.refused)
+    assert any(f"at most {EACH} connections" in why for why in town.servicer.refused)
     time.sleep(0.6)
     assert sum(seen[-1] is grpc.ChannelConnectivity.READY for seen in states) == EACH
     for made in channels:
@@ -112,7 +113,7 @@ def test_revocation_closes_connections(town):
     assert other.call("Teach", pb.Signal(posteriors=b"xyz"), pb.Receipt, 5).round == 5
     town.founder.revoke("b")
     until(lambda: line.is_broken and bool(broken))
-    assert any("'b'" in why and "revoked" in why for why in town.desk.refused)
+    assert any("'b'" in why and "revoked" in why for why in town.servicer.refused)
     assert not other.is_broken
     line.close()
     other.close()
@@ -156,7 +157,7 @@ def test_a_revoked_member_locks_out_nobody(request, tmp_path):
     made = town("run.rounds=100000", "run.eval_every=5", deadline=2.0)
     made.start("M0", "M20", "M40")
     made.until(lambda: made.round("M0") >= 20)
-    from fedh2l.peer.authority import Authority
+    from fedh2l.peer.pki.authority import Authority
 
     Authority(made.folder / "authority").revoke("M60")
     address = load_peer(made.folder / "M0" / PEER).settings.listen
@@ -183,7 +184,7 @@ def test_a_revoked_member_locks_out_nobody(request, tmp_path):
 
 @pytest.fixture
 def town_of_peers(tmp_path):
-    from fedh2l.peer.charter import Timing
+    from fedh2l.peer.membership.roster_file import Timing
     from town import Town as Peers
     from town import rehearsal
 

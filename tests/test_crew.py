@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fedh2l.errors import RunError
+from fedh2l.hardware import CORES, available_cores
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.settings import CORES, available_cores
-from fedh2l.trainer import Trainer
+from fedh2l.runs.trainer import Trainer
 from test_engine import NOISY
 
 LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]

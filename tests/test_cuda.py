@@ -11,23 +11,23 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
 
-from fedh2l.augmentation import Augmentation, PublicViews
-from fedh2l.cuda.layers import can_convolve
-from fedh2l.cuda.optimizers import can_step, step
-from fedh2l.cuda.projection import can_project
-from fedh2l.domain import Samples
-from fedh2l.engines.graphs import Recorder
-from fedh2l.engines.stacked_layers import STACKED
-from fedh2l.federation import Federation
+from fedh2l.data.augmentation import Augmentation, PublicViews
+from fedh2l.data.domain import Samples
+from fedh2l.data.pixels import Pixels
+from fedh2l.engines.batched.graphs import GraphRecorder
+from fedh2l.engines.batched.layers import STACKED
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.settings import RunSettings
+from fedh2l.kernels.cuda.layers import can_convolve
+from fedh2l.kernels.cuda.optimizers import can_step, step
+from fedh2l.kernels.cuda.projection import can_project
+from fedh2l.kernels.overrides import FunctionOverrides
 from fedh2l.methods.registry import find_method
-from fedh2l.network import Network
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.overrides import Instead
-from fedh2l.pixels import Pixels
-from fedh2l.projection import pcgrad, project, unprojected
-from fedh2l.rundir import RunDirectory
-from fedh2l.settings import RunSettings
-from fedh2l.trainer import Trainer
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.network import Network
+from fedh2l.training.optimizers import OptimizerSettings
+from fedh2l.training.projection import pcgrad, project, unprojected
 from test_batched import BRANCHING, VARIANTS
 from test_engine import NOISY
 from test_passes import IMAGENET, net, nodes
@@ -113,7 +113,7 @@ def test_stacked_convolutions(nets, rows, channels, size, filters, window, paddi
     if not can_convolve(x[0], weight[0], padding):
         assert dtype is torch.float64  # twice the memory
         return
-    with Instead(STACKED):
+    with FunctionOverrides(STACKED):
         ours = vmap(lambda x, w, b: F.conv2d(x, w, b, padding=padding))(x, weight, bias)
         shared = vmap(lambda w: F.conv2d(x[0], w, padding=padding))(weight)
     wide = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
@@ -131,7 +131,7 @@ def test_stacked_convolutions(nets, rows, channels, size, filters, window, paddi
 @pytest.mark.parametrize(("size", "k"), [((3, 2, 4, 28, 28), 2), ((2, 3, 1, 9, 7), 2), ((2, 3, 2, 11, 10), 3)])
 def test_stacked_pooling(size, k):
     x = torch.randn(size, device="cuda").mul(2).round().requires_grad_()  # with ties
-    with Instead(STACKED):
+    with FunctionOverrides(STACKED):
         ours = vmap(lambda x: F.max_pool2d(x, k))(x)
     theirs = F.max_pool2d(x.flatten(0, 1), k).view(ours.shape)
     above = torch.randn_like(ours)
@@ -209,7 +209,7 @@ def test_images_agree_with_the_cpu(model, views):
     found = {}
     for device in ("cpu", "cuda"):
         trainer = Trainer(
-            Federation(
+            Experiment(
                 nodes(views, model),
                 find_method("fedh2l")(),
                 RunSettings(rounds=20, batch_size=8, dtype="float64", device=device, engine="local", selection="last"),
@@ -258,7 +258,7 @@ def test_nothing_is_collected_while_a_round_is_recorded(federation, monkeypatch)
         kept.itself, kept.held = kept, (graph, values)  # only a collection ends it
         return kept
 
-    waiting, perform, recorded = [dead() for _ in range(3)], Recorder._perform, []
+    waiting, perform, recorded = [dead() for _ in range(3)], GraphRecorder._perform, []
 
     def disturbed(self, recording, round):
         if torch.cuda.is_current_stream_capturing():
@@ -266,7 +266,7 @@ def test_nothing_is_collected_while_a_round_is_recorded(federation, monkeypatch)
             recorded.append([[] for _ in range(10_000)])  # more than enough for a collection
         perform(self, recording, round)
 
-    monkeypatch.setattr(Recorder, "_perform", disturbed)
+    monkeypatch.setattr(GraphRecorder, "_perform", disturbed)
     assert Trainer(federation("run.device=cuda", "run.engine=batched")).run().average["ACC"] > 0
     assert recorded
     assert gc.isenabled()

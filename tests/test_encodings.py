@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedh2l.errors import ConfigError, MessageError
-from fedh2l.messages import Encoding, Posteriors, decode, encode, encoded_size
-from fedh2l.messages.base import HEADER
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.roster import Roster
-from fedh2l.trainer import Trainer
+from fedh2l.protocol.messages import Encoding, Posteriors, decode, encode, encoded_size
+from fedh2l.protocol.messages.base import HEADER
+from fedh2l.protocol.roster import Roster
+from fedh2l.runs.trainer import Trainer
 
 NAMES = ("float32", "float16", "int8", "int4", "topk-1", "topk-3", "topk-99")
 ROSTER = Roster(("a", "b", "c"), seed=1)

@@ -10,9 +10,9 @@ import fedh2l
 from conftest import blobs, tiny_net
 from fedh2l.engines.local import LocalEngine
 from fedh2l.errors import DivergedError, MessageError, UnsoundMessageError
-from fedh2l.messages import Posteriors, encode
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.trainer import Trainer
+from fedh2l.protocol.messages import Posteriors, encode
+from fedh2l.runs.trainer import Trainer
 
 
 def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -22,7 +22,7 @@ def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
 def advance(fed, order=None, rounds=12) -> tuple[Trainer, dict[str, torch.Tensor]]:
     trainer = Trainer(fed)
     if order:
-        trainer.engine.residents.learners = [trainer.engine.learners[i] for i in order]
+        trainer.engine.local_nodes.learners = [trainer.engine.learners[i] for i in order]
     trainer.engine.advance(1, rounds, lambda _: True)
     return trainer, parameters(trainer)
 
@@ -77,7 +77,7 @@ def test_teachers_predict_in_evaluation_mode(federation):
     learner = trainer.engine.learners[0]
     batch = learner.public_batch(learner.name, 1, 8)
     before = learner.network.weights()
-    one, two = (trainer.federation.method.emit(learner, 1).values for _ in range(2))
+    one, two = (trainer.experiment.method.emit(learner, 1).values for _ in range(2))
     assert torch.equal(one, two)
     torch.testing.assert_close(one, torch.softmax(learner.module.eval()(batch.inputs), -1))
     assert all(torch.equal(before[k], v) for k, v in learner.network.weights().items())
@@ -95,7 +95,7 @@ def test_what_is_counted_is_what_would_be_sent(federation):
             sent.append(len(encode(message, fed.roster)))
             return message
 
-    trainer.engine.method = trainer.engine.residents.method = Spy(**fed.method.model_dump())
+    trainer.engine.method = trainer.engine.local_nodes.method = Spy(**fed.method.model_dump())
     trainer.engine.advance(1, 12, lambda _: True)
     assert len(sent) == 4 * 4
     assert trainer.engine.ledger.multicast == sum(sent)
@@ -151,7 +151,7 @@ def test_weights_that_are_spoiled_are_not_called_a_good_checkpoint(tmp_path):
 def test_a_late_message_is_read_with_the_batch_it_speaks_of(federation):
     trainer = Trainer(federation())
     node, teacher = trainer.engine.learners[:2]
-    method = trainer.federation.method
+    method = trainer.experiment.method
     asked = []
     node.public_batch = lambda owner, round, size: (
         asked.append((owner, round)) or teacher.public_batch(owner, round, size)

@@ -14,9 +14,9 @@ import torch
 
 import fedh2l
 from conftest import blobs
+from fedh2l.data.datasets.image_folder import OfficeCaltech10, OfficeHome
+from fedh2l.data.datasets.pacs import PACS
 from fedh2l.data.image_cache import CACHE
-from fedh2l.data.image_folder import OfficeCaltech10, OfficeHome
-from fedh2l.data.pacs import PACS
 from fedh2l.data.registry import DATASETS
 from pictures import folders
 

@@ -9,13 +9,13 @@ import pytest
 
 import fedh2l
 from conftest import MLPS, TINY, blobs, left_behind, tiny_net
-from fedh2l import trainer as training
-from fedh2l.config import load_config
 from fedh2l.errors import ConfigError, RunError
-from fedh2l.resuming import go_on, saved_result
-from fedh2l.rundir import RunDirectory
-from fedh2l.toml import to_toml
-from fedh2l.trainer import Trainer
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.toml import to_toml
+from fedh2l.runs import trainer as training
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.resuming import go_on, saved_result
+from fedh2l.runs.trainer import Trainer
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def run(tmp_path):
         folder = tmp_path / name
         if folder.exists():
             directory = RunDirectory.open(folder)
-            if (ended := saved_result(directory, config.federation())) is not None:
+            if (ended := saved_result(directory, config.experiment())) is not None:
                 return ended
-            trainer = Trainer(config.federation(), directory)
+            trainer = Trainer(config.experiment(), directory)
             assert go_on(trainer, to_toml(config))
         else:
-            trainer = Trainer(config.federation(), RunDirectory.claim(folder, to_toml(config)))
+            trainer = Trainer(config.experiment(), RunDirectory.claim(folder, to_toml(config)))
         trainer.run()
         return left_behind(folder)
 

@@ -46,10 +46,10 @@ class Fault(Enum):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> float:
     """The accuracy of the last models when nothing goes wrong; a rehearsal ends with the same ones, bit for bit."""
-    from fedh2l.config import load_config
+    from fedh2l.experiment.config import load_config
 
     config, _ = load_config(None, [*SETTINGS, "run.selection=last", "run.device=cpu", "run.engine=local"])
-    return train(config.federation(), tmp_path_factory.mktemp("undisturbed"))[2]["average"]["ACC"]
+    return train(config.experiment(), tmp_path_factory.mktemp("undisturbed"))[2]["average"]["ACC"]
 
 
 def killed(how: str) -> Callable[[Town], None]:

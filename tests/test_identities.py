@@ -13,14 +13,14 @@ from torch import nn
 
 import fedh2l
 from conftest import blobs
-from fedh2l.federation import Federation
-from fedh2l.losses import cross_entropy
-from fedh2l.messages import Logits
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.settings import RunSettings
 from fedh2l.methods.agnostic import project_on_simplex
 from fedh2l.methods.fedavg import FedAvg
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.settings import RunSettings
-from fedh2l.trainer import Trainer
+from fedh2l.protocol.messages import Logits
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.losses import cross_entropy
+from fedh2l.training.optimizers import OptimizerSettings
 
 CONVOLUTIONAL = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]
 
@@ -135,7 +135,7 @@ def test_averages_weigh_nodes_by_their_data():
     sizes = {"a": 60, "b": 180}
     nodes = [fedh2l.Node(name, "test_identities:flat_normed", blobs(name, size=size)) for name, size in sizes.items()]
     settings = RunSettings(rounds=50, dtype="float64", device="cpu", batch_size=8)
-    trainer = Trainer(Federation(nodes, FedAvg(interval=5), settings, OptimizerSettings()))
+    trainer = Trainer(Experiment(nodes, FedAvg(interval=5), settings, OptimizerSettings()))
     engine = trainer.engine
     engine.advance(1, 4, lambda _: True)
     for learner in engine.learners:

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedh2l.data.datasets.image_folder import IMAGENET, ImageFolder
 from fedh2l.data.image_cache import CACHE
-from fedh2l.data.image_folder import IMAGENET, ImageFolder
+from fedh2l.data.pixels import Pixels
 from fedh2l.errors import ConfigError
-from fedh2l.peer.authority import Authority
-from fedh2l.peer.bundle import Part, merge
-from fedh2l.peer.charter import Charter
-from fedh2l.peer.own import domain_of
-from fedh2l.peer.public import from_folder, image_schema
-from fedh2l.peer.terms import Term, Terms
-from fedh2l.peer.views import AS_THEY_ARE, SharedViews
-from fedh2l.pixels import Pixels
+from fedh2l.peer.membership.augmentation import AS_THEY_ARE, SharedViews
+from fedh2l.peer.membership.bundle import Part, merge
+from fedh2l.peer.membership.public_samples import from_folder, image_schema
+from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion
+from fedh2l.peer.own_data import domain_of
+from fedh2l.peer.pki.authority import Authority
 from pictures import folders
 from test_pki import join
 
@@ -122,7 +122,7 @@ def test_a_roster_for_images_has_safe_views_of_all_data(invoke, tmp_path, monkey
         (tmp_path / "roster.toml").unlink(missing_ok=True)
         code, _, said = invoke("roster", "init", *members, "--rounds", 50, "--seed", 3, *options)
         assert code == 0, said
-        return Charter.load(tmp_path / "roster.toml").views
+        return RosterFile.load(tmp_path / "roster.toml").views
 
     safe = init("--method", "fedh2l-plus")
     assert safe == SharedViews(shift=0.1, zoom=0.15, erase=0.3, local=True)
@@ -146,7 +146,7 @@ def test_a_node_of_numbers_with_a_seed_set_of_bytes(tmp_path, views):
     _, bundle = made(tmp_path)
     members = [{"name": name, "address": f"{name}.example:7443"} for name in ("day", "night")]
     raw = {"federation": "shapes", "rounds": 5, "seedset": bundle.digest, "members": members, "views": views}
-    terms = Terms((Term(Charter.read(raw), bundle),))
+    terms = RosterHistory((RosterVersion(RosterFile.read(raw), bundle),))
     if views:
         with pytest.raises(ConfigError, match="normalised numbers, not as bytes"):
             terms.as_numbers()

@@ -11,11 +11,11 @@ from fedh2l.bench.cells import takes_part
 from fedh2l.bench.image_suites import image_suite
 from fedh2l.bench.suite import Row, TableSpec
 from fedh2l.bench.suites import SUITES
+from fedh2l.data.datasets.image_folder import OfficeCaltech10, OfficeHome
+from fedh2l.data.datasets.pacs import PACS
 from fedh2l.data.image_cache import CACHE
-from fedh2l.data.image_folder import OfficeCaltech10, OfficeHome
-from fedh2l.data.pacs import PACS
 from fedh2l.errors import ConfigError
-from fedh2l.presets import ARCHITECTURES, PRESETS
+from fedh2l.experiment.presets import ARCHITECTURES, PRESETS
 from pictures import folders
 
 DATASETS = {

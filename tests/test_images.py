@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 
 from fedh2l.data import image_cache
-from fedh2l.data.image_folder import ImageFolder, OfficeCaltech10, OfficeHome
+from fedh2l.data.datasets.image_folder import ImageFolder, OfficeCaltech10, OfficeHome
+from fedh2l.data.domain import SPLITS, Domain
 from fedh2l.data.images import decode, read_image
-from fedh2l.domain import SPLITS, Domain
 from fedh2l.errors import DataError
 from pictures import draw, folders
 

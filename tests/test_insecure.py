@@ -11,11 +11,11 @@ import pytest
 
 from conftest import train
 from fedh2l.errors import ConfigError
-from fedh2l.peer.circle import FROM, Open, require_loopback
 from fedh2l.peer.refusals import PeerRefusedError
 from fedh2l.peer.rehearsal import PEER, Rehearsal, free_ports
 from fedh2l.peer.settings import load_peer
-from fedh2l.peer.transport import SERVICE
+from fedh2l.peer.transport.auth import FROM, InsecureLoopback, require_loopback
+from fedh2l.peer.transport.server import SERVICE
 from test_transport import Answers, Listener
 from town import NAMES, rehearsal
 
@@ -100,7 +100,7 @@ def test_who_is_on_this_machine_alone():
 
 
 def test_strangers_are_turned_away():
-    circle, desk = Open("a", {"a": "", "b": ""}), Answers(None)
+    circle, desk = InsecureLoopback("a", {"a": "", "b": ""}), Answers(None)
     (port,) = free_ports(1)
     listener = Listener(circle, desk, f"127.0.0.1:{port}", 100, "ab")
     listener.start()
@@ -114,7 +114,7 @@ def test_strangers_are_turned_away():
             call(b"", timeout=5, metadata=((FROM, "b"),))
         assert desk.heard == [("b", b"")]
         with pytest.raises(PeerRefusedError, match="'c' is not a member"):
-            Open("c", {"a": ""})
+            InsecureLoopback("c", {"a": ""})
         with pytest.raises(ConfigError, match="only on this machine"):
             circle.dial("b", "10.0.0.1:1", 1)
     finally:

@@ -12,15 +12,15 @@ import torch
 from PIL import Image
 
 from conftest import TINY
-from fedh2l.augmentation import Augmentation
-from fedh2l.config import load_config
+from fedh2l.data.augmentation import Augmentation
+from fedh2l.data.datasets.image_folder import IMAGENET, ImageFolder, OfficeCaltech10, OfficeHome
+from fedh2l.data.datasets.pacs import PACS
+from fedh2l.data.datasets.rotated_mnist import RotatedMNIST
 from fedh2l.data.image_cache import CACHE
-from fedh2l.data.image_folder import IMAGENET, ImageFolder, OfficeCaltech10, OfficeHome
-from fedh2l.data.pacs import PACS
-from fedh2l.data.rotated_mnist import RotatedMNIST
+from fedh2l.data.pixels import Pixels
 from fedh2l.errors import ConfigError
-from fedh2l.pixels import Pixels
-from fedh2l.toml import to_toml
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.toml import to_toml
 from pictures import folders
 
 NUMBERS = ("crop", "flip", "jitter", "shift", "zoom", "erase", "bend", "mix")

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedh2l.cpu import compiler
-from fedh2l.cpu.layers import ON_CPU, HalvingPool, LargestOfFour
-from fedh2l.cuda.layers import Shape, plan, plan_weights
+from fedh2l.kernels.cpu import compiler
+from fedh2l.kernels.cpu.layers import ON_CPU, HalvingPool, LargestOfFour
+from fedh2l.kernels.cuda.layers import Shape, plan, plan_weights
+from fedh2l.kernels.overrides import FunctionOverrides
+from fedh2l.kernels.pooled import pooled
 from fedh2l.models.lenet import LeNet
-from fedh2l.models.pooled import pooled
-from fedh2l.network import Network
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.overrides import Instead
+from fedh2l.training.network import Network
+from fedh2l.training.optimizers import OptimizerSettings
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -25,7 +25,7 @@ def test_halving_is_max_pool_bit_for_bit(shape, dtype, levels):
     x = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
     x = (x if levels is None else (x * levels).round()).requires_grad_()
     theirs = F.max_pool2d(x, 2)
-    with Instead(ON_CPU):
+    with FunctionOverrides(ON_CPU):
         ours = F.max_pool2d(x, 2)
     assert type(ours.grad_fn).__name__ == "HalvingPoolBackward"
     above = torch.randn(ours.shape, dtype=dtype)
@@ -52,11 +52,11 @@ def test_halving_has_second_derivatives():
 )
 def test_other_poolings_are_left_alone(size, options):
     x = torch.randn(size, requires_grad=True)
-    with Instead(ON_CPU):
+    with FunctionOverrides(ON_CPU):
         ours = F.max_pool2d(x, **options)
     assert type(ours.grad_fn).__name__ != "HalvingPoolBackward"
     assert torch.equal(ours, F.max_pool2d(x, **options))
-    with Instead(ON_CPU):
+    with FunctionOverrides(ON_CPU):
         y, where = F.max_pool2d(torch.randn(1, 1, 4, 4), 2, return_indices=True)
     assert y.shape == where.shape
 
@@ -83,7 +83,7 @@ def test_a_convolution_by_quarters(side, padding, bias):
     x[:, :, :12] = 0
     x.requires_grad_()
     theirs = F.relu(F.max_pool2d(layer(x), 2))
-    with Instead(ON_CPU):
+    with FunctionOverrides(ON_CPU):
         ours = pooled(layer, x)
     assert _steps(ours.grad_fn, "LargestOfFourBackward") == 1
     above = torch.randn_like(ours)
@@ -117,7 +117,7 @@ def test_the_largest_of_four_has_second_derivatives():
 )
 def test_other_convolutions_are_left_alone(layer, shape):
     layer, x = layer.double(), torch.randn(shape, dtype=torch.float64)
-    with Instead(ON_CPU):
+    with FunctionOverrides(ON_CPU):
         ours = pooled(layer, x)
     assert _steps(ours.grad_fn, "LargestOfFourBackward") == 0
     assert torch.equal(ours, F.relu(F.max_pool2d(layer(x), 2)))
@@ -126,7 +126,7 @@ def test_other_convolutions_are_left_alone(layer, shape):
 def test_a_convolution_that_somebody_listens_to_is_called():
     layer, heard = nn.Conv2d(1, 2, 3, padding=1), []
     layer.register_forward_hook(lambda *said: heard.append(said[2].shape))
-    with Instead(ON_CPU):
+    with FunctionOverrides(ON_CPU):
         pooled(layer, torch.randn(2, 1, 8, 8))
     assert heard == [(2, 2, 8, 8)]
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from conftest import MLPS, TINY
-from fedh2l.config import load_config
-from fedh2l.messages import decode, encode
-from fedh2l.trainer import Trainer
+from fedh2l.experiment.config import load_config
+from fedh2l.protocol.messages import decode, encode
+from fedh2l.runs.trainer import Trainer
 
 METHODS = ["liars:LyingFedH2L", "liars:LyingFedH2LPlus"]
 
 
 def after_three_rounds(method: str, lie: str) -> Trainer:
     changes = [*TINY, *MLPS, "run.engine=local", "run.rounds=10", "run.eval_every=1", f"method.lie={lie}"]
-    trainer = Trainer(load_config(None, changes, method)[0].federation())
+    trainer = Trainer(load_config(None, changes, method)[0].experiment())
     for _ in range(3):  # an evaluation also checks the messages before it
         trainer.advance()
     return trainer
@@ -28,11 +28,11 @@ def test_a_lie_is_valid_and_changes_what_others_learn(method, lie):
     honest, lying = after_three_rounds(method, "nothing"), after_three_rounds(method, lie)
     liar, *others = lying.engine.learners
     assert liar.name == liars.LIAR
-    false, roster = lying.federation.method.emit(liar, 4), lying.federation.roster
-    labels = liar.public_batch(liar.name, 4, lying.federation.method.public_batch_rows(liar.batch_size)).labels
+    false, roster = lying.experiment.method.emit(liar, 4), lying.experiment.roster
+    labels = liar.public_batch(liar.name, 4, lying.experiment.method.public_batch_rows(liar.batch_size)).labels
     received = decode(encode(false, roster), roster)
     assert not received.faults(labels).any()
-    true = type(honest.federation.method)().emit(liar, 4)
+    true = type(honest.experiment.method)().emit(liar, 4)
     assert not torch.equal(received.values, true.values)
     for before, after in zip(honest.engine.learners[1:], others, strict=True):
         assert not torch.equal(before.parameters, after.parameters)
@@ -41,8 +41,8 @@ def test_a_lie_is_valid_and_changes_what_others_learn(method, lie):
 def test_only_the_named_member_lies():
     lying = after_three_rounds(METHODS[0], "everything")
     for learner in lying.engine.learners[1:]:
-        honest = type(lying.federation.method)().emit(learner, 4)
-        assert torch.equal(lying.federation.method.emit(learner, 4).values, honest.values)
+        honest = type(lying.experiment.method)().emit(learner, 4)
+        assert torch.equal(lying.experiment.method.emit(learner, 4).values, honest.values)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import time
 import grpc
 import pytest
 
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer import transport
-from fedh2l.peer.transport import SERVICE, SLACK, Listener
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport import server as transport
+from fedh2l.peer.transport.server import SERVICE, SLACK, Listener
 from test_transport import LARGEST, Town, refused
 
 
@@ -36,13 +36,13 @@ def test_noise_on_the_port_changes_nothing(town, caplog):
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\x00" * 200, b"\xff" * 5000):
             with socket.create_connection(("127.0.0.1", town.listener.port), 5) as plain:
                 plain.sendall(noise)
-    assert town.greet("b", town.desk.agreed, 1).round == 5
+    assert town.greet("b", town.servicer.agreed, 1).round == 5
 
 
 def test_who_connects_and_says_nothing_makes_room_again(town, monkeypatch):
     monkeypatch.setattr(transport, "HANDSHAKE", 1.0)
     monkeypatch.setattr(transport, "CONNECTIONS", 8)
-    listener = Listener(town.circle("a"), town.desk, "127.0.0.1:0", LARGEST, "abc")
+    listener = Listener(town.auth("a"), town.servicer, "127.0.0.1:0", LARGEST, "abc")
     listener.start()
     before = len(os.listdir("/proc/self/fd"))
     idle = [socket.create_connection(("127.0.0.1", listener.port), 5) for _ in range(100)]
@@ -51,7 +51,10 @@ def test_who_connects_and_says_nothing_makes_room_again(town, monkeypatch):
         assert len(os.listdir("/proc/self/fd")) - before - len(idle) <= 8 + 4 * 3 + 2
         time.sleep(1.5)
         address = f"127.0.0.1:{listener.port}"
-        assert town.line("b", address=address).greet(town.desk.agreed, town.desk.agreed.hello("b", 1), 5).round == 5
+        assert (
+            town.line("b", address=address).greet(town.servicer.agreed, town.servicer.agreed.hello("b", 1), 5).round
+            == 5
+        )
     finally:
         for each in idle:
             each.close()
@@ -71,6 +74,6 @@ def test_who_calls_and_says_nothing_holds_up_nobody_else(town):
     trusted = (town.folder / "a" / "node.pem").read_bytes()
     with grpc.secure_channel(town.address, grpc.ssl_channel_credentials(trusted, *pair)) as channel:
         calls = [channel.stream_unary(f"/{SERVICE}/Teach").future(nothing(), timeout=3) for _ in range(20)]
-        assert town.greet("c", town.desk.agreed, 1).round == 5
+        assert town.greet("c", town.servicer.agreed, 1).round == 5
         assert all(call.exception(10) is not None for call in calls)
     silence.set()

@@ -4,10 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedh2l.domain import Samples
-from fedh2l.losses import correct_count, cross_entropy, distillation, kl_rows
-from fedh2l.messages import Posteriors
+from fedh2l.data.domain import Samples
 from fedh2l.methods.lesson import Lesson, mutual_losses
+from fedh2l.protocol.messages import Posteriors
+from fedh2l.protocol.messages.base import correct_count
+from fedh2l.training.losses import cross_entropy, distillation, kl_rows
 
 
 def randn(*shape: int) -> torch.Tensor:

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedh2l.cpu import compiler, optimizers, projection
-from fedh2l.cpu.compiler import library
-from fedh2l.cpu.convolution import PooledConvolution, Shape, can_convolve
-from fedh2l.cpu.layers import ON_CPU
-from fedh2l.models.pooled import pooled
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.overrides import Instead
-from fedh2l.projection import project
+from fedh2l.kernels.cpu import compiler, optimizers, projection
+from fedh2l.kernels.cpu.compiler import library
+from fedh2l.kernels.cpu.convolution import PooledConvolution, Shape, can_convolve
+from fedh2l.kernels.cpu.layers import ON_CPU
+from fedh2l.kernels.overrides import FunctionOverrides
+from fedh2l.kernels.pooled import pooled
+from fedh2l.training.optimizers import OptimizerSettings
+from fedh2l.training.projection import project
 
 LENET = Shape(1, 28, 28, 6, 5, 2)
 needs_compiler = pytest.mark.skipif(compiler._found() is None, reason="there is no C compiler")
@@ -139,7 +139,7 @@ def test_what_is_no_number_is_not_hidden():
 def test_what_it_is_not_for(layer, shape):
     x = torch.randn(shape, dtype=layer.weight.dtype)
     assert not can_convolve(x, layer.weight, layer.bias, 0)
-    with Instead(ON_CPU):
+    with FunctionOverrides(ON_CPU):
         torch.testing.assert_close(pooled(layer, x), by_pytorch(layer, x))
 
 
@@ -151,18 +151,18 @@ def test_what_does_not_fit_is_refused_as_ever(fault):
         layer.bias = nn.Parameter(torch.zeros(2))
     if fault == "padding":
         layer.padding = (-1, -1)
-    with Instead(ON_CPU), pytest.raises(RuntimeError, match=r"channels|bias|negative padding"):
+    with FunctionOverrides(ON_CPU), pytest.raises(RuntimeError, match=r"channels|bias|negative padding"):
         pooled(layer, x)
 
 
 @needs_compiler
 def test_tensors_without_memory_are_left_alone():
     layer, settings = nn.Conv2d(1, 2, 3), OptimizerSettings()
-    with FakeTensorMode(allow_non_fake_inputs=True), Instead(ON_CPU):
+    with FakeTensorMode(allow_non_fake_inputs=True), FunctionOverrides(ON_CPU):
         assert pooled(layer, torch.randn(2, 1, 8, 8)).shape == (2, 2, 3, 3)
     x, vector = torch.randn(2, 1, 8, 8), torch.randn(9)
     usual = by_pytorch(layer, x)
-    with torch.device("meta"), Instead(ON_CPU):  # where new tensors would be, if nobody said otherwise
+    with torch.device("meta"), FunctionOverrides(ON_CPU):  # where new tensors would be, if nobody said otherwise
         torch.testing.assert_close(pooled(layer, x), usual)
         assert project(vector, -vector).gradient.device.type == "cpu"
         optimizers.step(settings, vector, vector.clone(), settings.initial_state(vector), 0.1)
@@ -237,10 +237,10 @@ def answer(**environment: str) -> tuple[bool, float]:
     """Whether a LeNet in a new process uses machine code, and what it says."""
     program = """
 import torch
-from fedh2l.cpu.convolution import Shape, _functions
+from fedh2l.kernels.cpu.convolution import Shape, _functions
 from fedh2l.models.lenet import LeNet
-from fedh2l.network import Network
-from fedh2l.optimizers import OptimizerSettings
+from fedh2l.training.network import Network
+from fedh2l.training.optimizers import OptimizerSettings
 torch.manual_seed(0)
 said = Network(LeNet(), OptimizerSettings()).logits(torch.randn(3, 1, 28, 28))
 print(_functions(Shape(1, 28, 28, 6, 5, 2)) is not None, float(said.square().sum()))

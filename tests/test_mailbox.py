@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedh2l.messages import Encoding, Logits, Parameters, Posteriors, decode, encode
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.peer.mailbox import AHEAD, LatestMailbox, Mailbox
 from fedh2l.peer.refusals import Reason, Refused
-from fedh2l.roster import Roster
+from fedh2l.peer.transport.inbox import AHEAD, Inbox, LatestInbox
+from fedh2l.protocol.messages import Encoding, Logits, Parameters, Posteriors, decode, encode
+from fedh2l.protocol.roster import Roster
 
 ROSTER = Roster(("a", "b", "c", "d"), 7)
 ROWS, CLASSES = 5, 3
@@ -48,8 +48,8 @@ class Always:
         return len(data(signal(sender)))
 
 
-def mailbox(name: str = "a", **method) -> Mailbox:
-    return Mailbox(name, Always(FedH2L(**method)))
+def mailbox(name: str = "a", **method) -> Inbox:
+    return Inbox(name, Always(FedH2L(**method)))
 
 
 def signal(sender: str = "b", round: int = 1, seed: int = 0) -> Posteriors:
@@ -61,7 +61,7 @@ def data(message=None, roster: Roster = ROSTER) -> bytes:
     return encode(message or signal(), roster)
 
 
-def reason(box: Mailbox, payload: bytes, sender: str = "b") -> Reason:
+def reason(box: Inbox, payload: bytes, sender: str = "b") -> Reason:
     with pytest.raises(Refused) as refused:
         box.accept(sender, payload)
     assert box.refused[sender, refused.value.reason] >= 1
@@ -77,7 +77,7 @@ def test_a_sound_signal_is_kept_as_it_was_sent():
 
 
 def test_without_labels_nobody_says_how_many_were_right():
-    box = Mailbox("a", Always(FedH2L(), labelled=False))
+    box = Inbox("a", Always(FedH2L(), labelled=False))
     assert reason(box, data()) is Reason.WRONG_SHAPE
     box.accept("b", data(replace(signal(), correct=None)))
     (kept,) = box.collect(1, time.monotonic(), ALL)
@@ -134,8 +134,8 @@ def test_who_is_not_heard_is_not_expected():
     assert reason(mailbox("b"), data()) is Reason.NOT_EXPECTED  # oneself
 
 
-def latest(staleness: int, **method) -> LatestMailbox:
-    return LatestMailbox("a", Always(FedH2L(**method)), staleness)
+def latest(staleness: int, **method) -> LatestInbox:
+    return LatestInbox("a", Always(FedH2L(**method)), staleness)
 
 
 def test_without_waiting_those_are_heard_whose_turn_it_is():

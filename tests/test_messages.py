@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedh2l.errors import MessageError
-from fedh2l.messages import Posteriors, decode, encode, encoded_size
-from fedh2l.roster import Roster
+from fedh2l.protocol.messages import Posteriors, decode, encode, encoded_size
+from fedh2l.protocol.roster import Roster
 
 ROSTER = Roster(("a", "b", "c"), seed=1)
 LABELS = torch.tensor([0, 1, 2, 3, 0])

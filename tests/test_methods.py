@@ -8,11 +8,11 @@ from torch import nn
 
 import fedh2l
 from conftest import blobs
-from fedh2l.config import load_config
 from fedh2l.errors import ConfigError, DivergedError
-from fedh2l.messages import Features, Gradients, Logits, Parameters, Vector, decode, encode
+from fedh2l.experiment.config import load_config
 from fedh2l.methods.registry import METHODS
-from fedh2l.trainer import Trainer
+from fedh2l.protocol.messages import Features, Gradients, Logits, Parameters, Vector, decode, encode
+from fedh2l.runs.trainer import Trainer
 from test_identities import CONVOLUTIONAL, after, vectors
 
 SERVED = [name for name, method in METHODS.items() if not method.decentralised]
@@ -32,7 +32,7 @@ def test_each_method_learns(method):
     config, _ = load_config(
         None, ["run.device=cpu", "data.per_class=40", "run.rounds=200", "run.eval_every=100"], method
     )
-    result = Trainer(config.federation()).run()
+    result = Trainer(config.experiment()).run()
     assert result.average["WDP"] > 65
     assert result.average["ACC"] > 45
     assert all(20 < values["WDP"] <= 100 for values in result.views.values())
@@ -107,7 +107,7 @@ def test_the_bytes_of_the_papers_arithmetic():
     sizes = {}
     for method, rounds in (("fedavg", 1), ("fedmd", 3), ("fedgkt", 24)):
         config, _ = load_config(None, ["run.device=cpu", f"run.rounds={rounds}", "run.eval_every=100"], method)
-        trainer = Trainer(config.federation())
+        trainer = Trainer(config.experiment())
         trainer.engine.advance(1, rounds, lambda _: True)
         sizes[method] = (trainer.engine.ledger.payload, trainer.engine.method)
     assert sizes["fedavg"][0] == 2 * 4 * 61_706 * 4
@@ -117,10 +117,10 @@ def test_the_bytes_of_the_papers_arithmetic():
 
 def test_matched_bandwidth_sends_no_more_than_fedh2l():
     config, _ = load_config(None, ["run.device=cpu", "method.interval=matched", "run.rounds=10000"], "fedavg")
-    engine = Trainer(config.federation()).engine
+    engine = Trainer(config.experiment()).engine
     assert engine.method.interval == 129
     assert sum(engine.method.exchanges(round) for round in range(1, 10_001)) == 77
-    own_public = config.federation().method
+    own_public = config.experiment().method
     assert own_public.interval == "matched"
 
 
@@ -162,7 +162,7 @@ def test_the_others_take_them(method):
     models = [f"nodes.{i}.model={model}" for i, model in enumerate(("lenet", "lenet-wide", "mlp", "cnn"))]
     changes = ["run.device=cpu", "data.per_class=20", "run.rounds=8", "run.eval_every=8", "run.batch_size=8"]
     interval = ["method.interval=4"] if method in ("fml", "fedgkt") else []
-    result = Trainer(load_config(None, [*changes, *models, *interval], method)[0].federation()).run()
+    result = Trainer(load_config(None, [*changes, *models, *interval], method)[0].experiment()).run()
     assert [node.model for node in result.nodes] == ["lenet", "lenet-wide", "mlp", "cnn"]
 
 
@@ -189,7 +189,7 @@ def test_native_presets_are_settings_of_their_own(method):
         section, _, name = key.partition(".")
         assert native.sections()[section][name] == value
     small = ["data.per_class=20", "run.rounds=20", "run.device=cpu", "method.preset=native"]
-    Trainer(load_config(None, small, method)[0].federation()).engine.advance(1, 20, lambda _: True)
+    Trainer(load_config(None, small, method)[0].experiment()).engine.advance(1, 20, lambda _: True)
 
 
 def test_unknown_presets_are_refused():
@@ -239,7 +239,7 @@ def test_no_node_is_called_server(federation):
 def test_fedmd_leaves_room_for_its_phases():
     for rounds in (3, 10, 60, 500, 2000, 10_000):
         config, _ = load_config(None, ["run.device=cpu", f"run.rounds={rounds}"], "fedmd")
-        method = Trainer(config.federation()).engine.method
+        method = Trainer(config.experiment()).engine.method
         exchanges = [round for round in range(1, rounds + 1) if method.exchanges(round)]
         assert len(exchanges) >= 3
         assert method._schedule.transfer <= rounds / 5

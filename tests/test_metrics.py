@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedh2l.metrics import average, scores
+from fedh2l.training.metrics import average, scores
 
 
 def test_pooled_over_samples_as_the_paper_defines_them():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedh2l.peer.charter import Timing
+from fedh2l.peer.membership.roster_file import Timing
 from network import Netem, NotAllowedError, Tun
 from test_faults import ROUNDS, SETTINGS, WITHIN, undisturbed  # noqa: F401 - a fixture
 from town import NAMES, Town, rehearsal

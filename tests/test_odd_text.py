@@ -14,10 +14,10 @@ from cryptography.x509.oid import NameOID
 
 from fedh2l.cli.console import PlainLines, err, notice, say
 from fedh2l.errors import ConfigError, FedH2LError
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.authority import Authority
-from fedh2l.peer.certificates import pem
-from fedh2l.peer.status import LOCAL
+from fedh2l.peer.monitoring.status import LOCAL
+from fedh2l.peer.pki.authority import Authority
+from fedh2l.peer.pki.certificates import pem
+from fedh2l.peer.transport import fedh2l_pb2 as pb
 from odd import EVIL
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedh2l.optimizers import OptimizerSettings
+from fedh2l.training.optimizers import OptimizerSettings
 
 
 @pytest.mark.parametrize(

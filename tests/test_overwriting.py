@@ -13,7 +13,7 @@ from torch import nn
 import fedh2l
 from conftest import blobs, tiny_net
 from fedh2l.errors import ConfigError, DivergedError, RunError
-from fedh2l.rundir import RunDirectory
+from fedh2l.runs.directory import RunDirectory
 
 DIVERGING = fedh2l.Optimizer(name="sgd", lr=1e20)
 

@@ -15,11 +15,11 @@ from PIL import Image
 import fedh2l
 from fedh2l.errors import ConfigError, DataError
 from fedh2l.models.saved import load_model
-from fedh2l.peer.bundle import Bundle, Part, merge
-from fedh2l.peer.own import own_domain
-from fedh2l.peer.public import from_table
+from fedh2l.peer.membership.bundle import Bundle, Part, merge
+from fedh2l.peer.membership.public_samples import from_table
+from fedh2l.peer.own_data import own_domain
 from fedh2l.peer.rehearsal import free_ports
-from fedh2l.rundir import RunDirectory
+from fedh2l.runs.directory import RunDirectory
 from test_table import records, write
 
 HOSPITALS = {"north": 0.0, "south": 20.0}

@@ -14,11 +14,11 @@ import torch
 
 import fedh2l
 from conftest import MLPS, TINY, blobs, tiny_net
-from fedh2l.config import load_config
 from fedh2l.errors import ConfigError, MessageError
-from fedh2l.losses import cross_entropy
-from fedh2l.messages import Logits
-from fedh2l.trainer import Trainer
+from fedh2l.experiment.config import load_config
+from fedh2l.protocol.messages import Logits
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.losses import cross_entropy
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "method"
 
@@ -52,8 +52,8 @@ def test_it_runs_from_the_command_line_and_reproduces_itself(example, cli):
 def test_it_is_right_where_its_teachers_are(example):
     """It learns much more of the others' domains than a node alone."""
     small = ["run.device=cpu", "data.per_class=60", "run.rounds=150", "run.eval_every=50"]
-    own = Trainer(load_config(None, [*small, "method.interval=1"], example)[0].federation()).run()
-    alone = Trainer(load_config(None, small, "independent")[0].federation()).run()
+    own = Trainer(load_config(None, [*small, "method.interval=1"], example)[0].experiment()).run()
+    alone = Trainer(load_config(None, small, "independent")[0].experiment()).run()
     assert own.average["CDP"] > alone.average["CDP"] + 8
 
 
@@ -61,7 +61,7 @@ def test_it_runs_as_one_computation(example):
     vectors = []
     for engine in ("local", "batched"):
         changes = [*TINY, *MLPS, "run.rounds=12", "run.dtype=float64", f"run.engine={engine}"]
-        trainer = Trainer(load_config(None, changes, example)[0].federation())
+        trainer = Trainer(load_config(None, changes, example)[0].experiment())
         trainer.run()
         vectors.append([learner.parameters for learner in trainer.engine.learners])
     for one, two in zip(*vectors, strict=True):

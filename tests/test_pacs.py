@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedh2l.data import image_cache
-from fedh2l.data.pacs import PACS
-from fedh2l.domain import SPLITS
+from fedh2l.data.datasets.pacs import PACS
+from fedh2l.data.domain import SPLITS
 from fedh2l.errors import DataError
 from pictures import folders
 

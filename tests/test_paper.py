@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from fedh2l.settings import CORES
+from fedh2l.hardware import CORES
 
 SEEDS = range(10)
 PAPER = {"ACC": 89.13, "WDP": 92.8, "CDP": 87.72}  # FedH2L at α = 10 %; WDP is within half a point of the 93.33 printed

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 import fedh2l
-from fedh2l.augmentation import Augmentation
-from fedh2l.domain import Domain, Samples
+from fedh2l.data.augmentation import Augmentation
+from fedh2l.data.domain import Domain, Samples
+from fedh2l.data.pixels import Pixels, ready
 from fedh2l.errors import ConfigError, DataError
-from fedh2l.metrics import count_correct
 from fedh2l.models.saved import probe
-from fedh2l.network import Network
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.pixels import Pixels, ready
-from fedh2l.settings import Compute
+from fedh2l.training.compute import Compute
+from fedh2l.training.metrics import count_correct
+from fedh2l.training.network import Network
+from fedh2l.training.optimizers import OptimizerSettings
 
 IMAGENET = {"kind": "image", "scale": 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fedh2l.checkpoints import Checkpoint, pack, unpack
 from fedh2l.errors import RunError
 from fedh2l.peer.peer import Peer
 from fedh2l.peer.rehearsal import PEER
 from fedh2l.peer.settings import load_peer
-from fedh2l.rundir import RunDirectory
+from fedh2l.runs.checkpoints import Checkpoint, pack, unpack
+from fedh2l.runs.directory import RunDirectory
 from town import rehearsal
 
 
@@ -27,10 +27,10 @@ def ended(tmp_path_factory) -> Path:
     folder, path = made.folder, made.folder / "M0" / PEER
     path.write_text(path.read_text().replace(made.addresses["M0"], "127.0.0.1:0", 1))
     with opened(folder) as peer:
-        peer.keeper.directory.sign(peer.keeper.inputs)
-        peer.keeper.clock.start()
+        peer.recorder.directory.sign(peer.recorder.inputs)
+        peer.recorder.clock.start()
         peer.round = 10
-        peer.keeper.arrive(10, 0, look=True)
+        peer.recorder.arrive(10, 0, look=True)
         peer.checkpoint()
         peer._finish()
     return folder
@@ -50,7 +50,7 @@ def opened(folder: Path) -> Iterator[Peer]:
         yield peer
     finally:
         peer.audit.close()
-        peer.residents.close()
+        peer.local_nodes.close()
 
 
 def resumed(folder: Path) -> Peer:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedh2l.trainer import Trainer
+from fedh2l.runs.trainer import Trainer
 
 OPTIONS = {
     "default": [],
@@ -99,10 +99,10 @@ def test_every_option_makes_a_difference():
 
 if __name__ == "__main__":  # after a deliberate change of the maths: PYTHONPATH=tests python tests/test_pinned.py
     from conftest import MLPS, TINY
-    from fedh2l.config import load_config
+    from fedh2l.experiment.config import load_config
 
     def make(*changes: str):
-        return load_config(None, [*TINY, *MLPS, "run.rounds=20", *changes])[0].federation()
+        return load_config(None, [*TINY, *MLPS, "run.rounds=20", *changes])[0].experiment()
 
     torch.set_num_threads(1)
     PINNED.write_text(json.dumps({name: first_losses(make, o) for name, o in OPTIONS.items()}, indent=1) + "\n")

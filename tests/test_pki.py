@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from fedh2l.errors import ConfigError
-from fedh2l.peer import certificates
-from fedh2l.peer.authority import Authority
-from fedh2l.peer.certificates import About, Identity, PKIError, Revocations, refusal
+from fedh2l.peer.pki import certificates
+from fedh2l.peer.pki.authority import Authority
+from fedh2l.peer.pki.certificates import About, Identity, PKIError, Revocations, refusal
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
 

@@ -10,12 +10,12 @@ import torch
 
 import fedh2l
 from conftest import MLPS, TINY, blobs
-from fedh2l.config import load_config
 from fedh2l.errors import ConfigError
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.toml import to_toml
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.fedh2l_plus import FedH2LPlus
-from fedh2l.toml import to_toml
-from fedh2l.trainer import Trainer
+from fedh2l.runs.trainer import Trainer
 
 SHORT = [*TINY, *MLPS, "run.rounds=20"]
 PLUS = ["data.augment=all", "method.temperature=3.0", "method.kl_weight=3.0", "optimizer.mutual_lr_scale=3.0",
@@ -24,7 +24,7 @@ PLUS = ["data.augment=all", "method.temperature=3.0", "method.kl_weight=3.0", "o
 
 def test_without_an_average_it_is_fedh2l_with_other_settings():
     plus, spelled = (
-        Trainer(load_config(None, [*SHORT, *changes], method=method)[0].federation()).run().to_dict()
+        Trainer(load_config(None, [*SHORT, *changes], method=method)[0].experiment()).run().to_dict()
         for method, changes in (("fedh2l-plus", ["run.ema_decay=0.0"]), ("fedh2l", PLUS))
     )
     assert plus["matrix"] == spelled["matrix"]
@@ -49,7 +49,7 @@ def test_a_file_says_all_of_it(tmp_path):
 def test_data_that_knows_no_views_is_taken_as_it_is():
     config, _ = load_config(None, ["data.name=test_plus:domains"], method="fedh2l-plus")
     assert config.run.ema_decay == 0.998
-    assert config.federation().nodes[0].domain.augmentation is None
+    assert config.experiment().nodes[0].domain.augmentation is None
 
 
 def domains():
@@ -59,7 +59,7 @@ def domains():
 def test_rare_exchanges_are_learned_from_in_between():
     """Four lessons are kept, as they were sent, and a step is taken in every round once there is one."""
     config, _ = load_config(None, [*SHORT, "method.interval=4", "run.eval_every=1"], method="fedh2l-plus")
-    trainer = Trainer(config.federation())
+    trainer = Trainer(config.experiment())
     trainer.run()
     learner = trainer.engine.learners[0]
     kept = {name for name in learner.memory if name.startswith("lesson.")}
@@ -99,9 +99,9 @@ def test_without_labels():
     config, _ = load_config(None, [*SHORT, "data.public_labels=false"], method="fedh2l-plus")
     settings = (config.method.ce_weight, config.method.local_data, config.optimizer.mutual_lr_scale)
     assert settings == (0.0, "private", 1.0)
-    assert Trainer(config.federation()).run().average["ACC"] > 0
+    assert Trainer(config.experiment()).run().average["ACC"] > 0
     with pytest.raises(ConfigError, match=r"needed by method\.ce_weight = 1"):
-        load_config(None, [*SHORT, "data.public_labels=false", "method.ce_weight=1"], "fedh2l-plus")[0].federation()
+        load_config(None, [*SHORT, "data.public_labels=false", "method.ce_weight=1"], "fedh2l-plus")[0].experiment()
 
 
 @pytest.mark.parametrize("labelled", [True, False])

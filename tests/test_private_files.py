@@ -14,7 +14,7 @@ import pytest
 from conftest import train
 from fedh2l.cli.console import err
 from fedh2l.data import image_cache
-from fedh2l.data.image_folder import ImageFolder
+from fedh2l.data.datasets.image_folder import ImageFolder
 from pictures import folders
 from town import rehearsal
 

@@ -21,8 +21,8 @@ from fedh2l.engines import choice, processes
 from fedh2l.engines.local import LocalEngine
 from fedh2l.engines.processes import ProcessEngine
 from fedh2l.errors import ConfigError, DivergedError, RunError
-from fedh2l.rundir import RunDirectory
-from fedh2l.trainer import Trainer
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Trainer
 
 APART, TOGETHER = "run.engine=processes", "run.engine=local"
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedh2l.projection import pcgrad, project, unprojected
+from fedh2l.training.projection import pcgrad, project, unprojected
 
 
 def solve_qp(g_pub: np.ndarray, g_loc: np.ndarray) -> np.ndarray:

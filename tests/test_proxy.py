@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from fedh2l.errors import ConfigError
-from fedh2l.peer.proxy import check_proxy, connect
 from fedh2l.peer.rehearsal import PEER, free_ports
 from fedh2l.peer.settings import load_peer
+from fedh2l.peer.transport.proxy import check_proxy, connect
 from town import rehearsal
 
 WEB = ("http_proxy", "https_proxy", "grpc_proxy", "HTTPS_PROXY", "all_proxy")
@@ -130,7 +130,7 @@ def test_peers(town, proxy, monkeypatch, named):
     results = made.finish()
     assert {result["skipped"] for result in results.values()} == {0}
     assert len(proxy.asked) >= 24 if named else proxy.asked == []  # a look at the certificate, and a connection
-    from fedh2l.peer.status import ask
+    from fedh2l.peer.monitoring.status import ask
 
     with pytest.raises(Exception, match="no peer answers"):
         ask(f"127.0.0.1:{free_ports(1)[0]}", 1)

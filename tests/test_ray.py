@@ -20,14 +20,14 @@ import fedh2l
 from conftest import MLPS, TINY, Killer, blobs, left_behind, train
 from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.bench.cluster import OnRay
-from fedh2l.callbacks import Callback
-from fedh2l.config import load_config
-from fedh2l.engines.ray_fleet import patiently
+from fedh2l.engines.actor_group import patiently
 from fedh2l.errors import ConfigError, DivergedError, RunError
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.settings import RaySettings
 from fedh2l.methods.registry import METHODS
-from fedh2l.rundir import RunDirectory
-from fedh2l.settings import RaySettings
-from fedh2l.trainer import Interrupted, Trainer
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Interrupted, Trainer
 
 FEW = "ray.actors=2"
 LENETS = [f"nodes.{i}.{change}" for i in range(4) for change in ("model=lenet", "model_args={}")]
@@ -44,7 +44,7 @@ def cluster():
 
 
 def pid(engine, place: int) -> int:
-    return ray.get(engine._fleet.actors[place].__ray_call__.remote(lambda _: os.getpid()))
+    return ray.get(engine._actors.actors[place].__ray_call__.remote(lambda _: os.getpid()))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_whoever_hears_whom_and_however_nodes_are_dealt(tmp_path, changes):
     tiny = ["data.per_class=20", "run.eval_every=10", "run.batch_size=8", "run.rounds=24"]
 
     def made(engine):
-        return load_config(None, [*tiny, *changes, "run.device=auto", f"run.engine={engine}"])[0].federation()
+        return load_config(None, [*tiny, *changes, "run.device=auto", f"run.engine={engine}"])[0].experiment()
 
     assert train(made("local"), tmp_path / "here") == train(made("ray"), tmp_path / "there")
 
@@ -238,7 +238,7 @@ def test_what_goes_wrong_at_a_node_is_told_as_ever(federation):
 
 def test_threads_are_what_the_run_says(federation):
     trainer = Trainer(federation("run.engine=ray", "ray.actors=1", "ray.num_cpus=1.5"))
-    (actor,) = trainer.engine._fleet.actors
+    (actor,) = trainer.engine._actors.actors
     assert ray.get(actor.__ray_call__.remote(lambda _: torch.get_num_threads())) == 1
     assert ray.get(actor.__ray_call__.remote(lambda _: os.environ["FEDH2L_CORES"])) == "6"
     trainer.engine.close()

@@ -8,9 +8,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from fedh2l.callbacks import Callback
-from fedh2l.engines.ray_fleet import patiently
-from fedh2l.trainer import Trainer
+from fedh2l.engines.actor_group import patiently
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def homes(trainer: Trainer) -> list[str]:
     """On which machine each actor is."""
     where = [
-        a.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for a in trainer.engine._fleet.actors
+        a.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for a in trainer.engine._actors.actors
     ]
     return ray.get(where)
 

@@ -16,18 +16,18 @@ import grpc
 import pytest
 import torch
 
-from fedh2l.messages import Posteriors, encode
-from fedh2l.peer import authority as authorities
-from fedh2l.peer import certificates
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.authority import Authority
-from fedh2l.peer.handshake import Agreed
-from fedh2l.peer.mailbox import AHEAD
 from fedh2l.peer.peer import Peer
+from fedh2l.peer.pki import authority as authorities
+from fedh2l.peer.pki import certificates
+from fedh2l.peer.pki.authority import Authority
 from fedh2l.peer.rehearsal import PEER
 from fedh2l.peer.settings import load_peer
-from fedh2l.peer.transport import SERVICE, SLACK
-from fedh2l.rundir import RunDirectory
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.handshake import RosterDigests
+from fedh2l.peer.transport.inbox import AHEAD
+from fedh2l.peer.transport.server import SERVICE, SLACK
+from fedh2l.protocol.messages import Posteriors, encode
+from fedh2l.runs.directory import RunDirectory
 from test_pki import join
 from town import rehearsal
 
@@ -58,22 +58,22 @@ class Door:
 
     def teach(self, sender: str) -> str:
         """A sound signal of this round."""
-        signal = self.signal(sender, self.peer.mailbox._round)
+        signal = self.signal(sender, self.peer.inbox._round)
         return self.knock("Teach", self.encoded(signal), self.folder / sender / "keys")
 
     def signal(self, sender: str = "M20", round: int = 1) -> Posteriors:
-        rows, classes = self.peer.term.shape(sender)
+        rows, classes = self.peer.roster_version.shape(sender)
         values = torch.softmax(torch.randn(rows, classes, generator=torch.Generator().manual_seed(1)), -1)
-        return Posteriors.of(sender, round, values, self.peer.term.labels(sender, round))
+        return Posteriors.of(sender, round, values, self.peer.roster_version.labels(sender, round))
 
     def encoded(self, signal: Posteriors) -> bytes:
-        return pb.Signal(posteriors=encode(signal, self.peer.term.roster)).SerializeToString()
+        return pb.Signal(posteriors=encode(signal, self.peer.roster_version.roster)).SerializeToString()
 
     def hello(self, **charter) -> pb.Hello:
         """M20's greeting, of a roster in which some things are different."""
-        own = self.peer.term.charter
+        own = self.peer.roster_version.roster_file
         other = replace(own, agreement=own.agreement.model_copy(update=charter))
-        return Agreed.of([other], self.peer.term.bundle.classes).hello("M20", 1)
+        return RosterDigests.of([other], self.peer.roster_version.bundle.classes).hello("M20", 1)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def door(tmp_path) -> Iterator[Door]:
     finally:
         peer.listener.stop(0)
         peer.audit.close()
-        peer.residents.close()
+        peer.local_nodes.close()
 
 
 # In the handshake
@@ -189,7 +189,7 @@ SIGNALS: dict[str, tuple[Callable[[Door], bytes], str]] = {
     "negative": (with_negative, "negative"),
     "sum": (lambda door: same(door, values=full(0.2, door)), "sum to 1"),
     "accuracy": (lambda door: same(door, correct=door.signal().correct + 1), "count of correct"),
-    "cap": (lambda door: pb.Signal(posteriors=bytes(door.peer.terms.largest("M20") + 1)).SerializeToString(),
+    "cap": (lambda door: pb.Signal(posteriors=bytes(door.peer.history.largest("M20") + 1)).SerializeToString(),
             "bytes, but at most 364 are accepted"),
     "random bytes": (lambda door: pb.Signal(posteriors=b"\x8f\x03" * 90).SerializeToString(), "not a fedh2l message"),
     "not even a signal": (lambda door: b"\xff" * 40, "40 bytes that are not the canonical form of a Signal"),
@@ -202,20 +202,20 @@ def test_signals(door, caplog, kind):
     code = "ABORTED" if kind == "future" else "INVALID_ARGUMENT"
     assert door.knock("Teach", make(door), door.keys).startswith(code)
     assert why in caplog.text
-    assert door.peer.mailbox.heard == {}
+    assert door.peer.inbox.heard == {}
 
 
 def test_replayed(door, caplog):
     assert door.teach("M20") == "OK"
     assert "INVALID_ARGUMENT: seen before" in door.knock("Teach", door.encoded(door.signal()), door.keys)
     assert "a signal of round 1 has already arrived" in caplog.text
-    door.peer.mailbox.enter(2)
+    door.peer.inbox.enter(2)
     assert "round is past" in door.knock("Teach", door.encoded(door.signal()), door.keys)
 
 
 def test_far_over_the_cap_nothing_is_read(door):
     """That much only gRPC can refuse; a little less is measured, above."""
-    most = door.peer.terms.largest("M20") + SLACK
+    most = door.peer.history.largest("M20") + SLACK
     huge = pb.Signal(posteriors=bytes(100 * most)).SerializeToString()
     assert "RESOURCE_EXHAUSTED" in door.knock("Teach", huge, door.keys)
 

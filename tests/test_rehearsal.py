@@ -14,13 +14,13 @@ import pytest
 from conftest import MLPS, TINY, train
 from fedh2l.errors import ConfigError
 from fedh2l.extras import needs
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.courier import Contact
 from fedh2l.peer.peer import Peer
 from fedh2l.peer.refusals import PeerRefusedError
 from fedh2l.peer.rehearsal import PEER
 from fedh2l.peer.settings import load_peer
-from fedh2l.rundir import RunDirectory
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.sender import Contact
+from fedh2l.runs.directory import RunDirectory
 from town import NAMES, rehearsal
 
 
@@ -159,7 +159,7 @@ def test_back_when_the_others_are_nearly_done(town):
 def test_who_holds_another_roster_is_refused_and_the_others_go_on(town, field):
     made = town("run.rounds=60", deadline=1.0, linger=1.0)
     folder = made.rehearsed.folder
-    charter = made.rehearsed.charter
+    charter = made.rehearsed.roster_file
     changes = {
         "seed": ("seed = 0", "seed = 5"),
         "ema_decay": ("ema_decay = 0.0", "ema_decay = 0.9"),
@@ -211,20 +211,22 @@ def test_one_voice_alone_moves_nobody(tmp_path):
     config = load_peer(made.folder / "M0" / PEER)
     peer = Peer(config, RunDirectory.claim(tmp_path / "run", "x"))
     try:
-        near, desk = peer.neighbours, peer.desk
-        peer._around = (peer.terms.all, peer.terms.all)  # nobody is dialled
+        near, desk = peer.peers, peer.servicer
+        peer._around = (peer.history.all, peer.history.all)  # nobody is dialled
         peer.round = peer._sent = 10
 
         def said(**rounds: int) -> int:
             for name, round in rounds.items():
-                near.couriers[name] = SimpleNamespace(contact=Contact(state="up", round=round))
+                near.senders[name] = SimpleNamespace(contact=Contact(state="up", round=round))
             peer._catch_up()
             return peer.round
 
         assert said(M20=999_999) == 10
-        peer.pace._with_others -= peer.timing.patience + 1  # nobody else was there for that long
+        peer.progress._with_others -= peer.timing.patience + 1  # nobody else was there for that long
         assert said(M20=999_999) == 10  # this peer could not have trained a round since its last one
-        peer.pace.tempo.restore([0.1, 0.25, time.time() - 50.2])  # at four rounds per second, it could have trained 200
+        peer.progress.timer.restore(
+            [0.1, 0.25, time.time() - 50.2]
+        )  # at four rounds per second, it could have trained 200
         assert said(M20=999_999) == 10 + 200
         peer.round = 10
         assert said(M20=999_999, M40=11) == 10

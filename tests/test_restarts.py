@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import pytest
 
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.circle import Sealed
-from fedh2l.peer.handshake import Agreed
 from fedh2l.peer.rehearsal import PEER
 from fedh2l.peer.settings import load_peer
-from fedh2l.peer.transport import Desk, Listener
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.auth import MutualTLS
+from fedh2l.peer.transport.handshake import RosterDigests
+from fedh2l.peer.transport.server import Listener, Servicer
 from town import NAMES, Town
 
 STILL = 2.0
@@ -87,10 +87,10 @@ def test_a_rolling_restart_holds_up_nobody(town):
     assert {name: made.kill(name, signal.SIGTERM) for name in NAMES} == dict.fromkeys(NAMES, 0)
 
 
-class Liar(Desk):
+class Liar(Servicer):
     """Claims to be in a round that nobody has reached."""
 
-    def __init__(self, agreed: Agreed) -> None:
+    def __init__(self, agreed: RosterDigests) -> None:
         self.agreed, self.heard = agreed, 0
 
     def greeted(self, caller: str, hello: pb.Hello) -> pb.Hello:
@@ -112,9 +112,9 @@ def test_one_member_alone_cannot_end_the_training_of_another(town):
     """With two members there is no second opinion. A claim moves a peer by the time that it has lost, and no more."""
     made = town("data.angles=[0, 20]", "run.rounds=100000", "run.eval_every=50", nodes=2, quorum=0, deadline=2.0)
     config = load_peer(made.folder / "M20" / PEER)
-    circle = config.circle()
-    assert isinstance(circle, Sealed)
-    desk = Liar(Agreed.of([config.terms.newest.charter], config.terms.newest.bundle.classes))
+    circle = config.auth()
+    assert isinstance(circle, MutualTLS)
+    desk = Liar(RosterDigests.of([config.history.newest.roster_file], config.history.newest.bundle.classes))
     listener = Listener(circle, desk, config.settings.listen, 4096, ("M0", "M20"))
     listener.start()
     try:

@@ -11,9 +11,10 @@ from torch import nn
 
 import fedh2l
 from conftest import blobs
-from fedh2l import fingerprint
+from fedh2l.data import digest as digest_module
+from fedh2l.data.digest import data_digest
 from fedh2l.errors import ConfigError, RunError
-from fedh2l.fingerprint import data_digest, difference, model_fingerprint
+from fedh2l.training.fingerprint import difference, model_fingerprint
 
 OPTIONS = {"rounds": 12, "eval_every": 4, "checkpoint_every": 4}
 
@@ -115,7 +116,7 @@ def test_the_command_line_refuses_other_data(cli, tmp_path):
 
 def test_a_bench_refuses_results_of_other_data(cli, tmp_path):
     (tmp_path / "ours.py").write_text(
-        "from fedh2l.data.rotated_mnist import RotatedMNIST\nCOUNT = 20\n"
+        "from fedh2l.data.datasets.rotated_mnist import RotatedMNIST\nCOUNT = 20\n"
         "def digits(seed, splits):\n"
         "    return RotatedMNIST(per_class=COUNT, splits=splits).domains(seed)\n"
     )
@@ -192,7 +193,7 @@ def test_a_model_that_cannot_be_looked_at_is_told_by_its_architecture():
 
 @pytest.mark.parametrize("large", [10**9, 1000])
 def test_the_digest_of_data_sees_every_value_and_the_shape(monkeypatch, large):
-    monkeypatch.setattr(fingerprint, "LARGE", large)
+    monkeypatch.setattr(digest_module, "LARGE", large)
     values = torch.arange(40_000, dtype=torch.float32)
     digest = data_digest([values])
     assert digest == data_digest([values.clone()])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedh2l.data.mnist import embedded_digits
-from fedh2l.data.rotated_mnist import RotatedMNIST, rotate_clockwise
+from fedh2l.data.datasets.mnist import embedded_digits
+from fedh2l.data.datasets.rotated_mnist import RotatedMNIST, rotate_clockwise
 from fedh2l.errors import DataError
 
 

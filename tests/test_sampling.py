@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedh2l.batches import BLOCK, Batches
-from fedh2l.sampling import (
+from fedh2l.data.batches import BLOCK, Batches
+from fedh2l.protocol.sampling import (
     draw_block,
     draw_indices,
     node_secret,

@@ -90,11 +90,11 @@ def test_a_model_that_would_compute_something_else_is_not_loaded(tmp_path):
 
 
 def test_prediction_from_files(tmp_path):
-    from fedh2l.config import load_config
-    from fedh2l.data.rotated_mnist import RotatedMNIST
+    from fedh2l.data.datasets.rotated_mnist import RotatedMNIST
+    from fedh2l.experiment.config import load_config
 
     models = [f"nodes.{i}.model=mlp" for i in range(4)]
-    fed = load_config(None, models)[0].federation()
+    fed = load_config(None, models)[0].experiment()
     fedh2l.train(fed.nodes, rounds=150, out=tmp_path / "run")
     classifier = fedh2l.load(tmp_path / "run", "M0")
     test = RotatedMNIST().domains(0)[0].test

@@ -9,8 +9,8 @@ import torch
 
 import fedh2l
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.rundir import RunDirectory
-from fedh2l.trainer import Trainer
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import Trainer
 
 
 class Wrecked(FedH2L):
@@ -63,7 +63,9 @@ def accuracy(module, vector, samples) -> float:
 
 
 def watched(fed, method, **settings) -> tuple[Trainer, Watch]:
-    changed = fedh2l.federation.Federation(fed.nodes, method, fed.settings.model_copy(update=settings), fed.optimizer)
+    changed = fedh2l.experiment.experiment.Experiment(
+        fed.nodes, method, fed.settings.model_copy(update=settings), fed.optimizer
+    )
     trainer = Trainer(changed)
     watch = Watch(trainer)
     trainer.callbacks = [watch]

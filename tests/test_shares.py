@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fedh2l.errors import ConfigError
-from fedh2l.peer.bundle import Bundle, Part
-from fedh2l.peer.charter import Charter, check_versions
-from fedh2l.peer.shares import commitment_to, read_share, seed_of
+from fedh2l.peer.membership.bundle import Bundle, Part
+from fedh2l.peer.membership.roster_file import RosterFile, check_versions
+from fedh2l.peer.membership.shares import commitment_to, read_share, seed_of
 
 NAMES = ("north", "south", "east")
 
@@ -49,7 +49,7 @@ def merge(call) -> None:
 def test_the_seed_is_the_hash_of_all_shares(founded, tmp_path):
     call, members, shares = founded
     assert call("roster", "init", *members, "--rounds", 40, *shares)[0] == 0
-    charter, bundle = Charter.load(tmp_path / "roster.toml"), Bundle.load(tmp_path / "seedset.safetensors")
+    charter, bundle = RosterFile.load(tmp_path / "roster.toml"), Bundle.load(tmp_path / "seedset.safetensors")
     assert charter.shares == {name: read_share(tmp_path / f"{name}.share") for name in NAMES}
     assert charter.agreement.seed == seed_of(charter.shares)
     assert bundle.commitments == {name: commitment_to(share) for name, share in charter.shares.items()}
@@ -79,7 +79,7 @@ def test_the_founder_cannot_choose_the_seed(founded, tmp_path):
 def test_members_refuse_a_roster_with_another_seed(founded, tmp_path, forged):
     call, members, shares = founded
     assert call("roster", "init", *members, "--rounds", 40, *shares)[0] == 0
-    charter, bundle = Charter.load(tmp_path / "roster.toml"), Bundle.load(tmp_path / "seedset.safetensors")
+    charter, bundle = RosterFile.load(tmp_path / "roster.toml"), Bundle.load(tmp_path / "seedset.safetensors")
     other = dict(charter.shares)
     if forged == "share":
         other["north"] = "ab" * 32
@@ -105,7 +105,7 @@ def test_a_share_is_not_used_twice(founded, tmp_path):
 def test_a_later_member_does_not_change_the_seed(founded, tmp_path):
     call, members, shares = founded
     assert call("roster", "init", *members, "--rounds", 40, *shares)[0] == 0
-    charter = Charter.load(tmp_path / "roster.toml")
+    charter = RosterFile.load(tmp_path / "roster.toml")
     later = charter.agreement.model_copy(update={"version": 2, "from_round": 100, "seed": 1})
     with pytest.raises(ConfigError, match=r"not the one that \[shares\] give"):
         replace(charter, agreement=later)
@@ -120,7 +120,7 @@ def test_a_first_roster_that_calls_itself_a_later_one_is_told(founded, tmp_path)
     """Of later versions some members have no share in the seed, and some shares are of members that have left."""
     call, members, shares = founded
     assert call("roster", "init", *members, "--rounds", 40, *shares)[0] == 0
-    charter = Charter.load(tmp_path / "roster.toml")
+    charter = RosterFile.load(tmp_path / "roster.toml")
     chosen = {"north": charter.shares["north"], "ghost": "ab" * 32}
     about = {"version": 2, "seed": seed_of(chosen)}
     with pytest.raises(ConfigError, match="one share of the seed for each member"):

@@ -7,11 +7,11 @@ import torch
 
 import fedh2l
 from conftest import blobs
-from fedh2l.config import load_config
 from fedh2l.errors import DataError
-from fedh2l.federation import Federation
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.settings import RunSettings
 from fedh2l.methods.registry import METHODS, make_method
-from fedh2l.settings import RunSettings
 
 NOTHING = (torch.empty(0), torch.empty(0, dtype=torch.long))
 WITHOUT = ["independent", "aggregation", "fedavg", "fedprox", "agnostic", "fml", "fedgkt"]
@@ -96,7 +96,7 @@ def test_four_samples_a_class_are_enough(method):
 
 def test_digits_with_little_public_data():
     config, _ = load_config(None, ["data.alpha=0.001", "data.per_class=20", "run.device=cpu"])
-    assert [len(node.domain.public) for node in config.federation().nodes] == [10] * 4
+    assert [len(node.domain.public) for node in config.experiment().nodes] == [10] * 4
 
 
 def test_images_as_bytes_stay_bytes_without_public_data():
@@ -114,4 +114,4 @@ def test_methods_of_the_users_own_are_on_the_safe_side():
             pass
 
     with pytest.raises(DataError, match="node 'a' has no public data, and own needs some"):
-        Federation(nodes(without(blobs("a"), "public"), blobs("b")), Own(), RunSettings(), fedh2l.Optimizer())
+        Experiment(nodes(without(blobs("a"), "public"), blobs("b")), Own(), RunSettings(), fedh2l.Optimizer())

@@ -15,9 +15,9 @@ import typer
 import fedh2l
 from fedh2l.cli.app import COMMANDS, app, load_command
 from fedh2l.data.registry import DATASETS
+from fedh2l.experiment.presets import ARCHITECTURES
 from fedh2l.methods.registry import METHODS
 from fedh2l.models.registry import MODELS
-from fedh2l.presets import ARCHITECTURES
 
 MOST = 2.5
 """How many times as long as importing what they stand on the commands' help may take."""
@@ -61,8 +61,8 @@ def test_an_audit_needs_no_torch(tmp_path):
 
 def test_a_status_needs_no_torch():
     grpc = pytest.importorskip("grpc")
-    from fedh2l.peer import fedh2l_pb2 as pb
-    from fedh2l.peer.status import LOCAL
+    from fedh2l.peer.monitoring.status import LOCAL
+    from fedh2l.peer.transport import fedh2l_pb2 as pb
 
     def answer(question, context):
         return pb.State(node="north", federation="zoo", phase="training", peers=[pb.Neighbour(name="south")])
@@ -133,7 +133,7 @@ def test_names_of_the_package_are_imported_when_they_are_used():
 
 
 def test_every_name_of_the_package_is_there():
-    from fedh2l.optimizers import OptimizerSettings
+    from fedh2l.training.optimizers import OptimizerSettings
 
     assert all(getattr(fedh2l, name) is not None for name in fedh2l.__all__)
     assert set(fedh2l._PLACES) == set(fedh2l.__all__)

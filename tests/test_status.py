@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedh2l.cli.logs import LogFormat, use_format
 from fedh2l.errors import ConfigError, RunError
+from fedh2l.peer.monitoring.status import ask
 from fedh2l.peer.rehearsal import PEER, free_ports
 from fedh2l.peer.settings import load_peer
-from fedh2l.peer.status import ask
-from fedh2l.peer.transport import SERVICE as MEMBER
+from fedh2l.peer.transport.server import SERVICE as MEMBER
 from town import NAMES, rehearsal
 
 

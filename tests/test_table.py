@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedh2l.config import load_config
+from fedh2l.data.datasets.table import Table
 from fedh2l.data.splits import Shares, stratified_split
-from fedh2l.data.table import Table
 from fedh2l.errors import ConfigError, DataError
+from fedh2l.experiment.config import load_config
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "hospitals"
 COLUMNS = ["age", "dose", "ward", "ill"]

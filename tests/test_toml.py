@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 import fedh2l
 from conftest import MLPS, TINY, blobs, tiny_net
 from fedh2l.api import _describe
-from fedh2l.config import load_config, parse_value
-from fedh2l.federation import Federation
+from fedh2l.experiment.config import load_config, parse_value
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.settings import RunSettings
+from fedh2l.experiment.toml import to_toml, toml_text, toml_value
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.registry import METHODS
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.peer.charter import Charter
-from fedh2l.peer.shares import seed_of
-from fedh2l.settings import RunSettings
-from fedh2l.toml import to_toml, toml_text, toml_value
+from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.membership.shares import seed_of
+from fedh2l.training.optimizers import OptimizerSettings
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -89,15 +89,15 @@ def test_a_roster_with_shares_reads_back(tmp_path):
     members = [{"name": name, "address": f"{name}.example:7443"} for name in shares]
     raw = {"federation": 'z "ü"\\', "rounds": 5, "seedset": "0" * 64, "members": members, "seed": seed_of(shares),
            "shares": shares, "method": {"name": "fedh2l-plus"}, "views": {"flip": 0.5}}  # fmt: skip
-    charter = Charter.read(raw)
+    charter = RosterFile.read(raw)
     (tmp_path / "roster.toml").write_text(charter.to_toml(), encoding="utf-8")
-    assert Charter.load(tmp_path / "roster.toml") == charter
+    assert RosterFile.load(tmp_path / "roster.toml") == charter
 
 
 def describe(**arguments: object) -> str:
     domains = [blobs("x"), blobs("y")]
     nodes = [fedh2l.Node("x", tiny_net(), domains[0]), fedh2l.Node("y", "mlp", domains[1], arguments)]
-    return _describe(Federation(nodes, FedH2L(), RunSettings(), OptimizerSettings()))
+    return _describe(Experiment(nodes, FedH2L(), RunSettings(), OptimizerSettings()))
 
 
 def test_the_description_of_a_python_run_reads_back():
@@ -120,11 +120,11 @@ def test_a_peers_file_reads_back(tmp_path):
 
     config, _ = load_config(None, [*TINY, *MLPS, "run.rounds=2"])
     folder: Path = tmp_path / "rehearsal"
-    Rehearsal(config, config.federation(), folder)
+    Rehearsal(config, config.experiment(), folder)
     read = tomllib.loads((folder / "M20" / PEER).read_text())
     sections = config.sections()
     assert read["peer"]["model_args"] == {"hidden": [12]}
     assert "weights" not in read["peer"]
     assert read["data"] == {key: value for key, value in sections["data"].items() if value is not None}
     assert read["optimizer"] == {key: value for key, value in sections["optimizer"].items() if value is not None}
-    assert Charter.load(folder / "roster.toml").method == config.method
+    assert RosterFile.load(folder / "roster.toml").method == config.method

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from fedh2l.errors import ConfigError
-from fedh2l.roster import Roster
-from fedh2l.topology import graph, teachers
+from fedh2l.protocol.roster import Roster
+from fedh2l.protocol.topology import graph, teachers
 
 
 def roster(size: int, seed: int = 0) -> Roster:

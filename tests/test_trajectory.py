@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import reference
-from fedh2l.sampling import node_secret
-from fedh2l.trainer import Trainer
+from fedh2l.protocol.sampling import node_secret
+from fedh2l.runs.trainer import Trainer
 
 REPLAYING = [
     "method.name=fedh2l-plus", "method.local_data=private+all-public", "method.kl_weight=1", "method.temperature=1",

@@ -9,25 +9,25 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from fedh2l.peer import authority as authorities
-from fedh2l.peer import certificates
-from fedh2l.peer import fedh2l_pb2 as pb
-from fedh2l.peer.authority import Authority
-from fedh2l.peer.charter import Charter
-from fedh2l.peer.circle import Sealed
-from fedh2l.peer.handshake import Agreed
+from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.pki import authority as authorities
+from fedh2l.peer.pki import certificates
+from fedh2l.peer.pki.authority import Authority
 from fedh2l.peer.refusals import PeerRefusedError, Reason, Refusal, Refused, read_refusal
-from fedh2l.peer.transport import SERVICE, Desk, Line, Listener
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.auth import MutualTLS
+from fedh2l.peer.transport.handshake import RosterDigests
+from fedh2l.peer.transport.server import SERVICE, Listener, PeerClient, Servicer
 from test_bundle import CLASSES
 from test_pki import join
 
 LARGEST = 2000
 
 
-class Answers(Desk):
+class Answers(Servicer):
     """A desk that remembers."""
 
-    def __init__(self, agreed: Agreed) -> None:
+    def __init__(self, agreed: RosterDigests) -> None:
         self.agreed, self.heard, self.refused = agreed, [], []
 
     def greeted(self, caller, hello):
@@ -60,18 +60,18 @@ class Town:
         self.founder = Authority.found(folder / "authority", "zoo")
         for name in "abc":
             self.join(name)
-        self.charter = self.read(rounds=100)
-        self.desk = Answers(Agreed.of([self.charter], CLASSES))
-        self.listener = Listener(self.circle("a"), self.desk, "127.0.0.1:0", LARGEST, "abc")
+        self.roster_file = self.read(rounds=100)
+        self.servicer = Answers(RosterDigests.of([self.roster_file], CLASSES))
+        self.listener = Listener(self.auth("a"), self.servicer, "127.0.0.1:0", LARGEST, "abc")
         self.listener.start()
         self.address = f"127.0.0.1:{self.listener.port}"
 
     def join(self, name, founder=None, days=365):
         return join(founder or self.founder, self.folder / name, name, days, ["127.0.0.1"])
 
-    def read(self, **changes) -> Charter:
+    def read(self, **changes) -> RosterFile:
         members = [{"name": n, "address": f"127.0.0.1:{9000 + i}", "pin": self.pin(n)} for i, n in enumerate("abc")]
-        return Charter.read({"federation": "zoo", "seedset": "0" * 64, "members": members, **changes})
+        return RosterFile.read({"federation": "zoo", "seedset": "0" * 64, "members": members, **changes})
 
     def pin(self, name) -> str:
         return certificates.About.of(certificates.read_certificate(self.folder / name / "node.pem")).pin
@@ -80,11 +80,13 @@ class Town:
         own = self.folder / name
         return certificates.Identity.load(own / "node.pem", own / "node.key", self.folder / root / "ca.pem")
 
-    def circle(self, name, charter=None) -> Sealed:
-        return Sealed(self.identity(name), (charter or self.charter).pins, self.folder / "authority" / "revoked.pem")
+    def auth(self, name, charter=None) -> MutualTLS:
+        return MutualTLS(
+            self.identity(name), (charter or self.roster_file).pins, self.folder / "authority" / "revoked.pem"
+        )
 
-    def line(self, name, address=None, charter=None, member="a") -> Line:
-        line = Line(self.circle(name, charter), member, address or self.address)
+    def line(self, name, address=None, charter=None, member="a") -> PeerClient:
+        line = PeerClient(self.auth(name, charter), member, address or self.address)
         line.open(5)
         return line
 
@@ -110,17 +112,17 @@ def town(tmp_path):
 def refused(town, name, method="Teach", payload=b"", **how) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as error:
         town.call(name, method, payload, **how)
-    assert town.desk.heard == []
+    assert town.servicer.heard == []
     return error.value.code(), error.value.details()
 
 
 def test_members_talk(town):
-    assert town.greet("b", town.desk.agreed, 3).round == 5
+    assert town.greet("b", town.servicer.agreed, 3).round == 5
     line = town.line("b")
     assert line.call("Teach", pb.Signal(posteriors=b"xyz"), pb.Receipt, 5).round == 5
     assert line.call("Leave", pb.Goodbye(round=9), pb.Receipt, 5).round == 5
-    assert town.desk.heard == [("b", b"xyz"), ("b", 9)]
-    assert town.desk.refused == []
+    assert town.servicer.heard == [("b", b"xyz"), ("b", 9)]
+    assert town.servicer.refused == []
 
 
 def test_without_a_certificate_there_is_no_connection(town):
@@ -140,9 +142,9 @@ def test_the_right_authority_but_not_a_member(town):
     code, details = refused(town, "d")
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert details == "not in the roster"
-    assert "'d' is not in the roster" in town.desk.refused[0]
+    assert "'d' is not in the roster" in town.servicer.refused[0]
     with pytest.raises(PeerRefusedError, match="which is not a member"):
-        town.circle("d")
+        town.auth("d")
 
 
 def test_a_member_with_another_key(town):
@@ -152,9 +154,9 @@ def test_a_member_with_another_key(town):
     code, details = refused(town, "b")
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert details == "another key than the roster pins"
-    assert "but the roster pins" in town.desk.refused[0]
+    assert "but the roster pins" in town.servicer.refused[0]
     with pytest.raises(PeerRefusedError, match="would be refused by all others"):
-        town.circle("b")
+        town.auth("b")
 
 
 def test_an_expired_certificate(town, monkeypatch):
@@ -169,7 +171,7 @@ def test_an_expired_certificate(town, monkeypatch):
 
 def test_a_revoked_certificate(town, caplog):
     assert town.call("b", "Teach", pb.Signal(posteriors=b"1").SerializeToString())
-    town.desk.heard.clear()
+    town.servicer.heard.clear()
     town.founder.revoke("b")
     code, details = refused(town, "b")
     assert code is grpc.StatusCode.PERMISSION_DENIED
@@ -186,7 +188,7 @@ def test_a_damaged_list_of_what_is_revoked_changes_nothing(town, caplog):
 
 def test_a_renewed_certificate_of_the_same_key_is_welcome(town):
     town.join("b")
-    assert town.greet("b", town.desk.agreed, 1).round == 5
+    assert town.greet("b", town.servicer.agreed, 1).round == 5
 
 
 def test_older_tls_is_refused(town):
@@ -202,10 +204,10 @@ def test_older_tls_is_refused(town):
     ):
         secured.sendall(http2_call(f"/{SERVICE}/Teach", pb.Signal(posteriors=b"x").SerializeToString()))
         secured.settimeout(5)
-        while secured.recv(4096) and not town.desk.refused:
+        while secured.recv(4096) and not town.servicer.refused:
             pass
-    assert "TLSv1.2" in town.desk.refused[0]
-    assert town.desk.heard == []
+    assert "TLSv1.2" in town.servicer.refused[0]
+    assert town.servicer.heard == []
 
 
 def http2_call(path: str, message: bytes) -> bytes:
@@ -256,14 +258,14 @@ def hello(agreed, **changes) -> bytes:
 
 
 def test_who_has_agreed_on_something_else(town):
-    other = Agreed.of([town.read(rounds=100, seed=9, method={"name": "fedh2l", "kl_weight": 0.0})], CLASSES)
+    other = RosterDigests.of([town.read(rounds=100, seed=9, method={"name": "fedh2l", "kl_weight": 0.0})], CLASSES)
     code, details = refused(town, "b", "Greet", hello(other))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert details == "another roster: method, seed"
-    assert "differs in: method, seed." in town.desk.refused[0]
+    assert "differs in: method, seed." in town.servicer.refused[0]
     with pytest.raises(PeerRefusedError, match="'a' refuses this peer: another roster, which differs in: method, seed"):
         town.greet("b", other, 1)
-    other_set = Agreed.of([town.read(rounds=100, seedset="1" * 64)], CLASSES)
+    other_set = RosterDigests.of([town.read(rounds=100, seedset="1" * 64)], CLASSES)
     assert refused(town, "b", "Greet", hello(other_set))[1] == "another roster: seedset"
 
 
@@ -280,30 +282,30 @@ def test_who_has_agreed_on_something_else(town):
     ],
 )
 def test_greetings_that_are_none(town, changes, why):
-    code, details = refused(town, "b", "Greet", hello(town.desk.agreed, **changes))
+    code, details = refused(town, "b", "Greet", hello(town.servicer.agreed, **changes))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert details in ("an unsound greeting", "another version of the protocol", "another roster")
-    assert why in town.desk.refused[0]
+    assert why in town.servicer.refused[0]
 
 
 def test_random_bytes_and_unknown_methods(town):
     code, _ = refused(town, "b", payload=b"\xff\xff\xff\xff")
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "'b' sent 4 bytes that are not the canonical form of a Signal" in town.desk.refused[0]
+    assert "'b' sent 4 bytes that are not the canonical form of a Signal" in town.servicer.refused[0]
     code, _ = refused(town, "b", method="Parameters", payload=b"")
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_port_that_is_taken(town):
     with pytest.raises(PeerRefusedError, match="cannot listen on"):
-        Listener(town.circle("a"), town.desk, town.address, LARGEST, "abc")
+        Listener(town.auth("a"), town.servicer, town.address, LARGEST, "abc")
 
 
 def test_a_signal_from_the_future_may_be_sent_again(town, monkeypatch):
     def early(caller, posteriors):
         raise Refused(Reason.FUTURE, "it is of round 900")
 
-    monkeypatch.setattr(town.desk, "taught", early)
+    monkeypatch.setattr(town.servicer, "taught", early)
     code, _ = refused(town, "b", payload=pb.Signal(posteriors=b"x").SerializeToString())
     assert code is grpc.StatusCode.ABORTED
 
@@ -336,11 +338,11 @@ def test_bytes_that_say_more_than_the_message(town, method, data):
     code, details = refused(town, "b", method, data)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == "bytes that are not the canonical form of the message"
-    assert "are not the canonical form" in town.desk.refused[0]
+    assert "are not the canonical form" in town.servicer.refused[0]
 
 
 def test_an_unknown_field_within_a_greeting(town):
-    greeting = town.desk.agreed.hello("b", 1)
+    greeting = town.servicer.agreed.hello("b", 1)
     inner = with_unknown_field(greeting.agreements[0], 200)
     del greeting.agreements[:]
     data = (
@@ -368,8 +370,8 @@ def test_metadata_that_does_not_belong_to_a_call(town, options, call):
         made.unary_unary(f"/{SERVICE}/Teach")(SIGNAL, timeout=10, **call)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.value.details() == "unexpected metadata"
-    assert "metadata that does not belong to a call" in town.desk.refused[0]
-    assert town.desk.heard == []
+    assert "metadata that does not belong to a call" in town.servicer.refused[0]
+    assert town.servicer.heard == []
 
 
 def test_much_metadata_is_not_even_read(town):
@@ -388,7 +390,7 @@ def test_a_second_message_in_a_call(town):
     with channel(town) as made, pytest.raises(grpc.RpcError) as error:
         made.stream_unary(f"/{SERVICE}/Teach")(iter([SIGNAL, SIGNAL]), timeout=10)
     assert error.value.details() == "not exactly one message"
-    assert town.desk.heard == []
+    assert town.servicer.heard == []
 
 
 def test_a_refusal_carries_no_text_of_its_sender():
@@ -423,7 +425,7 @@ def test_an_error_of_this_peer_is_told_to_its_operator_alone(town, monkeypatch):
     def damaged(caller, posteriors):
         raise RuntimeError("cannot read '/home/me/patients'")
 
-    monkeypatch.setattr(town.desk, "taught", damaged)
+    monkeypatch.setattr(town.servicer, "taught", damaged)
     code, details = refused(town, "b", payload=SIGNAL)
     assert (code, details) == (grpc.StatusCode.INTERNAL, "this peer failed")
-    assert "could not be answered: RuntimeError: cannot read '/home/me/patients'" in town.desk.refused[-1]
+    assert "could not be answered: RuntimeError: cannot read '/home/me/patients'" in town.servicer.refused[-1]

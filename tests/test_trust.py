@@ -17,10 +17,10 @@ from torch import nn
 import fedh2l
 from conftest import MLPS, TINY, blobs
 from fedh2l import plugins
-from fedh2l.config import load_config
 from fedh2l.errors import ConfigError, ModelError
+from fedh2l.experiment.config import load_config
 from fedh2l.models.factory import Recipe
-from fedh2l.rundir import RunDirectory
+from fedh2l.runs.directory import RunDirectory
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ABOUT = {
@@ -127,7 +127,7 @@ def test_a_roster_imports_nothing(here, invoke, tmp_path):
     folder = tmp_path / "federation"
     folder.mkdir()
     config, _ = load_config(None, [*TINY, *MLPS, "run.rounds=2"], None, {"device": "cpu", "engine": "local"})
-    Rehearsal(config, config.federation(), folder)
+    Rehearsal(config, config.experiment(), folder)
     roster = folder / "roster.toml"
     roster.write_text(roster.read_text().replace('name = "fedh2l"', 'name = "evil:Method"'))
     arguments = ["roster", "check", str(roster), "--seedset", str(folder / "seedset.safetensors")]
@@ -214,7 +214,7 @@ def test_an_entry_point_of_an_installed_package_is_allowed(here, monkeypatch):
         ("timm.models:load_checkpoint", False),
         ("fedh2l.models.small:mlp", True),
         ("fedh2l.plugins:import_object", False),
-        ("torch.hub:load", False),
+        ("torch.router:load", False),
         ("builtins:exec", False),
     ],
 )
@@ -247,7 +247,7 @@ def test_an_allowed_package_reaches_the_peers_of_a_rehearsal(tmp_path):
     with plugins.only(["agreement"]):
         config, _ = load_config(None, [*TINY, *MLPS, "run.rounds=2"], None, {"device": "cpu", "engine": "local"})
         (tmp_path / "f").mkdir()
-        assert Rehearsal(config, config.federation(), tmp_path / "f").packages == ["agreement"]
+        assert Rehearsal(config, config.experiment(), tmp_path / "f").packages == ["agreement"]
 
 
 def test_the_run_directory_is_the_only_file_that_is_read(tmp_path):

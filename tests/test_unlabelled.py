@@ -9,14 +9,14 @@ import torch
 
 import fedh2l
 from conftest import blobs, train
-from fedh2l.config import load_config
-from fedh2l.domain import UNKNOWN, Samples
+from fedh2l.data.domain import UNKNOWN, Samples
 from fedh2l.errors import ConfigError, DataError
-from fedh2l.losses import kl_rows
-from fedh2l.messages import Posteriors
+from fedh2l.experiment.config import load_config
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.lesson import Lesson, mutual_losses
-from fedh2l.trainer import Trainer
+from fedh2l.protocol.messages import Posteriors
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.losses import kl_rows
 
 ALONE = ["data.public_labels=false", "method.ce_weight=0", "method.local_data=private"]
 

@@ -8,12 +8,12 @@ import signal
 import pytest
 
 from fedh2l.errors import ConfigError
-from fedh2l.peer.authority import Authority
-from fedh2l.peer.bundle import Part, merge
-from fedh2l.peer.charter import Charter
-from fedh2l.peer.handshake import Agreed
+from fedh2l.peer.membership.bundle import Part, merge
+from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.membership.roster_history import pair_up
+from fedh2l.peer.pki.authority import Authority
 from fedh2l.peer.refusals import PeerRefusedError
-from fedh2l.peer.terms import pair_up
+from fedh2l.peer.transport.handshake import RosterDigests
 from test_bundle import CLASSES, part
 from test_charter import pin, raw
 from test_pki import join
@@ -22,14 +22,14 @@ ABC = merge("zoo", [part(name, seed=seed) for seed, name in enumerate("abc")])
 ABD = merge("zoo", [part(name, seed=seed) for seed, name in enumerate("abcd")])
 
 
-def charter(version: int = 1, from_round: int = 1, names: str = "abc", bundle=ABC, **changes) -> Charter:
+def charter(version: int = 1, from_round: int = 1, names: str = "abc", bundle=ABC, **changes) -> RosterFile:
     members = [{"name": name, "address": f"{name}.example:7443", "pin": pin(name)} for name in names]
     about = {"seedset": bundle.digest, "members": members, "version": version, "from_round": from_round}
-    return Charter.read(raw(**about, **changes))
+    return RosterFile.read(raw(**about, **changes))
 
 
 FIRST, SECOND = charter(), charter(2, 51, "abd", ABD)
-BOTH, OLD, NEW = (Agreed.of(held, CLASSES) for held in ([FIRST, SECOND], [FIRST], [SECOND]))
+BOTH, OLD, NEW = (RosterDigests.of(held, CLASSES) for held in ([FIRST, SECOND], [FIRST], [SECOND]))
 
 
 def test_who_takes_part_in_which_round():
@@ -57,7 +57,7 @@ def test_seed_sets_that_do_not_fit():
         pair_up([FIRST], [ABD])
 
 
-def met(mine: Agreed, my_round: int, theirs: Agreed, their_round: int) -> None:
+def met(mine: RosterDigests, my_round: int, theirs: RosterDigests, their_round: int) -> None:
     mine.check("b", theirs.hello("b", their_round), my_round)
 
 
@@ -97,7 +97,7 @@ JOINS = 700
 @pytest.mark.slow
 def test_one_joins_and_one_leaves_while_the_others_train(town):
     made = town("run.rounds=900", "run.eval_every=20", "run.checkpoint_every=50", deadline=1.0, linger=20.0)
-    folder, whole = made.folder, made.rehearsed.charter
+    folder, whole = made.folder, made.rehearsed.roster_file
     bundle = made.rehearsed.bundle
     held = {name: made.rehearsed.federation.nodes[place].domain for place, name in enumerate(made.rehearsed.names)}
     for number, names, first in ((1, ("M0", "M20", "M40"), 1), (2, ("M0", "M20", "M60"), JOINS)):
@@ -109,7 +109,7 @@ def test_one_joins_and_one_leaves_while_the_others_train(town):
             update={"version": number, "from_round": first, "seedset": merged.digest}
         )
         members = tuple(member for member in whole.members if member.name in names)
-        text = Charter(agreement, whole.method, whole.timing, members, whole.views).to_toml()
+        text = RosterFile(agreement, whole.method, whole.timing, members, whole.views).to_toml()
         (folder / f"roster-{number}.toml").write_text(text)
 
     def hold(name: str, *numbers: int) -> None:
@@ -158,10 +158,10 @@ def test_the_next_version_from_the_command_line(cli, tmp_path):
     made = cli(*change, "--seedset", "seedset-2.safetensors", "--rounds", 120)
     assert made.returncode == 0, made.stderr
     assert 'roster = ["roster.toml", "roster-2.toml"]' in made.stderr
-    second = Charter.load(tmp_path / "roster-2.toml")
+    second = RosterFile.load(tmp_path / "roster-2.toml")
     assert second.names == ("a", "b", "d")
     assert (second.agreement.version, second.agreement.from_round, second.agreement.rounds) == (2, 51, 120)
-    terms = pair_up([Charter.load(tmp_path / "roster.toml"), second], [ABC, ABD])
+    terms = pair_up([RosterFile.load(tmp_path / "roster.toml"), second], [ABC, ABD])
     assert terms.rounds_of("c") == 50
     again = cli(*change, "--seedset", "seedset-2.safetensors")
     assert "exists already" in again.stderr

@@ -9,14 +9,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fedh2l
-from fedh2l.augmentation import Augmentation, Mixture, PublicViews, _between, jittered
-from fedh2l.domain import Samples
+from fedh2l.data.augmentation import Augmentation, Mixture, PublicViews, _between, jittered
+from fedh2l.data.domain import Samples
+from fedh2l.data.pixels import Pixels, ready
+from fedh2l.data.seedset import SeedSet
 from fedh2l.errors import DataError
-from fedh2l.messages import Posteriors
 from fedh2l.methods.lesson import Lesson, mutual_losses
-from fedh2l.pixels import Pixels, ready
-from fedh2l.sampling import random_words, stream_key, word_block
-from fedh2l.seedset import SeedSet
+from fedh2l.protocol.messages import Posteriors
+from fedh2l.protocol.sampling import random_words, stream_key, word_block
 from test_passes import IMAGENET, nodes, pictures
 
 VIEWS = Augmentation(Pixels.of(IMAGENET))

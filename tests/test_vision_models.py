@@ -12,13 +12,13 @@ from torch import nn
 
 import fedh2l
 from conftest import blobs
-from fedh2l.engines.actor import luggage
+from fedh2l.engines.actor import init_payload
 from fedh2l.errors import ConfigError, ModelError
-from fedh2l.federation import Federation
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.settings import RunSettings
 from fedh2l.models.factory import Recipe
 from fedh2l.models.pretrained import fit_head, start_from, take_over
 from fedh2l.plugins import import_object
-from fedh2l.settings import RunSettings
 
 
 def images(name: str, classes: int = 3, size: int = 64) -> fedh2l.Domain:
@@ -184,10 +184,10 @@ def test_weights_do_not_travel_twice(trained, tmp_path):
     """An actor is sent a model's state; the file may not be where it is."""
     folder, _ = trained
     given = [fedh2l.Node(name, normed, blobs(name), weights=str(folder / "plain.pth")) for name in "ab"]
-    federation = Federation(given, fedh2l.FedH2L(), RunSettings(device="cpu", batch_size=4), fedh2l.Optimizer())
+    federation = Experiment(given, fedh2l.FedH2L(), RunSettings(device="cpu", batch_size=4), fedh2l.Optimizer())
     learners = federation.learners()
     (folder / "plain.pth").unlink()
-    _, parts = luggage(federation, federation.method, learners)
+    _, parts = init_payload(federation, federation.method, learners)
     assert torch.equal(parts["a"].state["model.parameters"], learners[0].parameters)
     parts["a"].node.build("secret", 4)
 

@@ -15,17 +15,17 @@ import torch
 from relay import Link, Relay, reroute
 
 from conftest import MLPS, TINY
-from fedh2l.checkpoints import unpack
-from fedh2l.config import load_config
-from fedh2l.metrics import count_correct
+from fedh2l.experiment.config import load_config
 from fedh2l.models.saved import load_model
-from fedh2l.peer import fedh2l_pb2 as pb
 from fedh2l.peer.audit import audit, read_heads
-from fedh2l.peer.certificates import read_certificate
-from fedh2l.peer.charter import Timing
+from fedh2l.peer.membership.roster_file import Timing
+from fedh2l.peer.monitoring.status import ask
+from fedh2l.peer.pki.certificates import read_certificate
 from fedh2l.peer.rehearsal import PEER, Rehearsal
-from fedh2l.peer.status import ask
-from fedh2l.rundir import RunDirectory
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.runs.checkpoints import unpack
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.training.metrics import count_correct
 
 NAMES = ("M0", "M20", "M40", "M60")
 KINDS = {"posteriors", "greeting", "head", "goodbye"}
@@ -35,7 +35,7 @@ def rehearsal(folder: Path, *changes: str, timing: Timing | None = None, hosts=N
     models = [change for change in MLPS if int(change.split(".")[1]) < nodes]
     config, _ = load_config(None, [*TINY, *models, *changes], None, {"device": "cpu", "engine": "local"})
     folder.mkdir()
-    return Rehearsal(config, config.federation(), folder, timing, hosts)
+    return Rehearsal(config, config.experiment(), folder, timing, hosts)
 
 
 class Town:

@@ -21,8 +21,8 @@ import torch
 
 import fedh2l
 from fedh2l.bench.statistics import Difference
-from fedh2l.config import load_config
-from fedh2l.settings import CORES, available_cores
+from fedh2l.experiment.config import load_config
+from fedh2l.hardware import CORES, available_cores
 
 HERE = Path(__file__).parent
 MEASURES = ("own patients, accuracy", "others' patients, accuracy", "others' patients, AUC")

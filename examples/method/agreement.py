@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 
 import fedh2l
-from fedh2l.losses import cross_entropy, kl_rows
-from fedh2l.messages import Posteriors
+from fedh2l.protocol.messages import Posteriors
+from fedh2l.training.losses import cross_entropy, kl_rows
 
 
 class Agreement(fedh2l.Method):

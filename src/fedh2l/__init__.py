@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedh2l.api import load, train
-    from fedh2l.callbacks import Callback
+    from fedh2l.data.domain import Domain, Samples
     from fedh2l.data.splits import Shares
-    from fedh2l.domain import Domain, Samples
     from fedh2l.errors import FedH2LError
+    from fedh2l.experiment.settings import RaySettings
     from fedh2l.methods.base import Method
     from fedh2l.methods.fedh2l import FedH2L
-    from fedh2l.node import Node
-    from fedh2l.optimizers import OptimizerSettings as Optimizer
-    from fedh2l.result import Result
-    from fedh2l.settings import RaySettings
+    from fedh2l.runs.callbacks import Callback
+    from fedh2l.runs.result import Result
+    from fedh2l.training.node import Node
+    from fedh2l.training.optimizers import OptimizerSettings as Optimizer
     from fedh2l.version import __version__
 else:
     _PLACES = {
-        "Callback": "callbacks:Callback",
-        "Domain": "domain:Domain",
+        "Callback": "runs.callbacks:Callback",
+        "Domain": "data.domain:Domain",
         "FedH2L": "methods.fedh2l:FedH2L",
         "FedH2LError": "errors:FedH2LError",
         "Method": "methods.base:Method",
-        "Node": "node:Node",
-        "Optimizer": "optimizers:OptimizerSettings",
-        "RaySettings": "settings:RaySettings",
-        "Result": "result:Result",
-        "Samples": "domain:Samples",
+        "Node": "training.node:Node",
+        "Optimizer": "training.optimizers:OptimizerSettings",
+        "RaySettings": "experiment.settings:RaySettings",
+        "Result": "runs.result:Result",
+        "Samples": "data.domain:Samples",
         "Shares": "data.splits:Shares",
         "__version__": "version:__version__",
         "load": "api:load",

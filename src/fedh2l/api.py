@@ -1,4 +1,4 @@
-"""The two functions of the Python API: train a federation, load a trained model."""
+"""The two functions of the Python API: train an experiment, load a trained model."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from fedh2l.callbacks import Callback
-from fedh2l.config import FROM_PYTHON
 from fedh2l.errors import ConfigError, ModelError, RunError, did_you_mean
-from fedh2l.federation import Federation
+from fedh2l.experiment.config import FROM_PYTHON
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.settings import RaySettings, RunSettings
+from fedh2l.experiment.toml import toml_text, toml_value
 from fedh2l.methods.base import Method
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.registry import find_method, make_method
 from fedh2l.models.saved import Classifier, load_model
-from fedh2l.node import Node
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.reporting.progress import LiveProgress
-from fedh2l.result import Result
-from fedh2l.resuming import go_on, saved_result
-from fedh2l.rundir import CONFIG, RunDirectory
-from fedh2l.settings import RaySettings, RunSettings
-from fedh2l.toml import toml_text, toml_value
-from fedh2l.trainer import Trainer
+from fedh2l.report.progress import LiveProgress
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.directory import CONFIG, RunDirectory
+from fedh2l.runs.result import Result
+from fedh2l.runs.resuming import go_on, saved_result
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.node import Node
+from fedh2l.training.optimizers import OptimizerSettings
 
 log = logging.getLogger("fedh2l")
 
@@ -48,7 +48,7 @@ def train(
     callbacks: Sequence[Callback] | Callback = (),
     **run: Any,
 ) -> Result:
-    """Train a federation and return the accuracy of every node's model on all test data.
+    """Train an experiment and return the accuracy of every node's model on all test data.
 
     Each module given in `nodes` holds the selected model afterwards. With `out`, a run directory is written. `load`
     reads its models.
@@ -69,24 +69,24 @@ def train(
     settings = RunSettings.read({"rounds": rounds, "seed": seed, **advice, **run}, "run").resolved()
     given = optimizer.model_dump(exclude_unset=True) if optimizer else {}
     optimizer = OptimizerSettings(**{**chosen.advice("optimizer", labelled), **given})
-    federation = Federation(list(nodes), chosen, settings, optimizer, ray or RaySettings())
+    experiment = Experiment(list(nodes), chosen, settings, optimizer, ray or RaySettings())
     if resume and out is None:
         raise RunError("resume=True needs out=…, the directory of the run to continue")
     if resume and overwrite:
         raise ConfigError("resume=True continues the run in out=…, and overwrite=True removes it; give one of them")
     exists = out is not None and (Path(out) / CONFIG).exists()
     if resume and exists:
-        _check_same(RunDirectory.open(str(out)), federation)
-        if ended := saved_result(RunDirectory(str(out)), federation):
-            return _recall(federation, str(out), ended)
+        _check_same(RunDirectory.open(str(out)), experiment)
+        if ended := saved_result(RunDirectory(str(out)), experiment):
+            return _recall(experiment, str(out), ended)
     shown = [LiveProgress(Console(stderr=True))] if progress else []
     listeners = [callbacks] if isinstance(callbacks, Callback) else callbacks
-    trainer = Trainer(federation, callbacks=[*shown, *listeners])
+    trainer = Trainer(experiment, callbacks=[*shown, *listeners])
     new = out is not None and not (resume and exists)
     with trainer.preparing():
         if out is not None:
             _warn_of_models(nodes)
-            description = _describe(federation)
+            description = _describe(experiment)
             trainer.directory = RunDirectory.claim(out, description, overwrite) if new else RunDirectory(out)
             if not new and not go_on(trainer, description):
                 log.warning("%s has no checkpoint: starting from round 0", out)
@@ -115,10 +115,10 @@ def _method(method: Method | str | None, labelled: bool) -> Method:
     return make_method({"name": method, **find_method(method).advice("method", labelled)})
 
 
-def _check_same(directory: RunDirectory, federation: Federation) -> None:
+def _check_same(directory: RunDirectory, experiment: Experiment) -> None:
     """Refuse to resume a run under other settings, except device, engine, keep_checkpoint and more rounds."""
-    then, now = (set(text.splitlines()) for text in (directory.config_text(), _describe(federation)))
-    before, rounds = directory.rounds(), federation.settings.rounds
+    then, now = (set(text.splitlines()) for text in (directory.config_text(), _describe(experiment)))
+    before, rounds = directory.rounds(), experiment.settings.rounds
     grown = {f"rounds = {before}", f"rounds = {rounds}"} if rounds > before else set()
     free = ("device =", "engine =", "keep_checkpoint =")
     different = sorted(line for line in (then ^ now) - grown if not line.startswith(free))
@@ -126,9 +126,9 @@ def _check_same(directory: RunDirectory, federation: Federation) -> None:
         raise RunError(f"'{directory.path}' was started with other settings: {'; '.join(different)}")
 
 
-def _recall(federation: Federation, out: str, result: Result) -> Result:
+def _recall(experiment: Experiment, out: str, result: Result) -> Result:
     """Return the result of a run that has ended, and load its models into the given modules."""
-    for node in federation.nodes:
+    for node in experiment.nodes:
         if isinstance(node.model, nn.Module):
             load(out, node.name, result.selection, node.model)
     return result
@@ -154,9 +154,9 @@ def load(
     return load_model(path, model, allow)
 
 
-def _describe(federation: Federation) -> str:
+def _describe(experiment: Experiment) -> str:
     """Return the configuration of a run that was started from Python. It contains everything but the data."""
-    for node in federation.nodes:
+    for node in experiment.nodes:
         try:
             json.dumps(dict(node.model_args))
             toml_value(node.model_args)
@@ -164,14 +164,14 @@ def _describe(federation: Federation) -> str:
             raise ConfigError(f"node '{node.name}': model_args cannot be saved with the run: {error}") from None
     nodes = [
         {"name": node.name, "model": node.model_name, "model_args": node.model_args, "weights": node.weights or None}
-        for node in federation.nodes
+        for node in experiment.nodes
     ]
     return toml_text(
         {
-            "run": federation.settings.model_dump(exclude={"out"}),
+            "run": experiment.settings.model_dump(exclude={"out"}),
             "data": {"name": FROM_PYTHON},
-            "method": {"name": federation.method.title, **federation.method.model_dump()},
-            "optimizer": federation.optimizer.model_dump(),
+            "method": {"name": experiment.method.title, **experiment.method.model_dump()},
+            "optimizer": experiment.optimizer.model_dump(),
             "nodes": nodes,
         }
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedh2l.errors import ConfigError, shown
-from fedh2l.models.vision import declare_missing_operators, mismatched
+from fedh2l.vision import declare_missing_operators, mismatched
 
 WANTED = {"torchvision": "fedh2l[vision]", "timm": "timm"}
 """Installation targets of packages that provide models."""

@@ -1,1 +1,4 @@
-"""Comparison of methods: grids of runs and their tables."""
+"""Grids of runs that compare methods over seeds, with statistics, tables and figures.
+
+A single run is in `runs`.
+"""

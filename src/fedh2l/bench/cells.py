@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from fedh2l.bench.suite import Row, Suite, TableSpec
-from fedh2l.callbacks import Callback
-from fedh2l.config import Config, load_config
-from fedh2l.engines.batched import BatchedEngine
+from fedh2l.engines.batched.engine import BatchedEngine
 from fedh2l.engines.choice import engines_for
 from fedh2l.errors import FedH2LError
+from fedh2l.experiment.config import Config, load_config
+from fedh2l.experiment.presets import Changes
+from fedh2l.experiment.toml import to_toml
 from fedh2l.methods.registry import find_method
-from fedh2l.presets import Changes
-from fedh2l.result import Result
-from fedh2l.rundir import CONFIG, RunDirectory
-from fedh2l.toml import to_toml
-from fedh2l.trainer import Interrupted, Trainer, run_together
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.directory import CONFIG, RunDirectory
+from fedh2l.runs.result import Result
+from fedh2l.runs.trainer import Interrupted, Trainer, run_together
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ def run_cells(cells: Sequence[Cell], place: Place) -> dict[Cell, str]:
 
 
 def _run_as_one(cells: Sequence[Cell], place: Place) -> None:
-    federations = [cell.config(place.device).federation() for cell in cells]
+    experiments = [cell.config(place.device).experiment() for cell in cells]
     trainers = []
-    for cell, federation, engine in zip(cells, federations, engines_for(federations), strict=True):
+    for cell, experiment, engine in zip(cells, experiments, engines_for(experiments), strict=True):
         directory = cell.directory(place.out, place.device)
-        trainers.append(Trainer(federation, directory, [place.callback()], place.stop, engine))
+        trainers.append(Trainer(experiment, directory, [place.callback()], place.stop, engine))
         trainers[-1].save_models = place.keep_models
         trainers[-1].extensible = False
         trainers[-1].resume()

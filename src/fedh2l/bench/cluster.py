@@ -22,13 +22,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedh2l.bench.cells import Cell, Place, run_cells
 from fedh2l.bench.runner import Counter, Workers
-from fedh2l.engines.ray_fleet import connect
+from fedh2l.engines.actor_group import connect
 from fedh2l.errors import ConfigError
+from fedh2l.experiment.settings import RaySettings
 from fedh2l.files import PRIVATE_FOLDER, write_atomically
+from fedh2l.hardware import CORES
 from fedh2l.plugins import search
-from fedh2l.rundir import PRIVATE_FOLDERS, RESULT
-from fedh2l.settings import CORES, RaySettings
-from fedh2l.trainer import Interrupted
+from fedh2l.runs.directory import PRIVATE_FOLDERS, RESULT
+from fedh2l.runs.trainer import Interrupted
 
 Files = dict[str, bytes]
 """Files of a folder by path."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fedh2l.bench.plus_suites import FAIR, PLUS
 from fedh2l.bench.suite import Row, Scores, Suite, TableSpec, scores
-from fedh2l.config import NodeSettings, parse_value, read_toml
 from fedh2l.errors import ConfigError, did_you_mean
+from fedh2l.experiment.config import NodeSettings, parse_value, read_toml
+from fedh2l.experiment.presets import ARCHITECTURES, KINDS, TRAINING, Changes, Models, models_of
+from fedh2l.experiment.toml import toml_value
 from fedh2l.plugins import check_allowed, is_path, search
-from fedh2l.presets import ARCHITECTURES, KINDS, TRAINING, Changes, Models, models_of
-from fedh2l.toml import toml_value
 
 IMAGE_SUITES = {
     "pacs": "pacs",

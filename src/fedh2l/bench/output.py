@@ -20,8 +20,8 @@ from fedh2l.bench.tables import Line, Table
 from fedh2l.files import write_atomically
 from fedh2l.methods.base import Method
 from fedh2l.methods.registry import find_method
-from fedh2l.metrics import METRICS
-from fedh2l.reporting.tables import human_bytes
+from fedh2l.report.tables import human_bytes
+from fedh2l.training.metrics import METRICS
 
 NOTHING = "–"
 LEFT_OUT = ("CDP −", "paper", "in all", "sends")

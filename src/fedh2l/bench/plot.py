@@ -11,7 +11,7 @@ import numpy as np
 
 from fedh2l.bench.tables import Line, Table
 from fedh2l.extras import needs
-from fedh2l.reporting.tables import human_bytes
+from fedh2l.report.tables import human_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

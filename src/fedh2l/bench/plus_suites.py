@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedh2l.bench.suite import Row, Suite, TableSpec
-from fedh2l.presets import Changes
+from fedh2l.experiment.presets import Changes
 
 PLUS = "fedh2l-plus"
 EMA = "run.ema_decay=0.998"

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedh2l.bench.cells import Cell, Place, run_cells
-from fedh2l.callbacks import Callback
-from fedh2l.settings import CORES, available_cores
-from fedh2l.signals import on_interrupt
-from fedh2l.trainer import Interrupted
+from fedh2l.hardware import CORES, available_cores
+from fedh2l.runs.callbacks import Callback
+from fedh2l.runs.interrupts import on_interrupt
+from fedh2l.runs.trainer import Interrupted
 
 POLL = 0.25
 """Seconds between checks of the clock and the workers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedh2l.presets import Changes
+from fedh2l.experiment.presets import Changes
 
 Scores = Mapping[str, float]
 """ACC, WDP and CDP in percent."""

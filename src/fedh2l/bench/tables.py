@@ -11,8 +11,8 @@ from typing import Any
 from fedh2l.bench.cells import cells_of, chosen_rows, takes_part
 from fedh2l.bench.statistics import Difference, Summary
 from fedh2l.bench.suite import Row, Scores, Suite, TableSpec
-from fedh2l.metrics import METRICS
-from fedh2l.presets import Changes
+from fedh2l.experiment.presets import Changes
+from fedh2l.training.metrics import METRICS
 
 Metrics = dict[str, Summary]
 

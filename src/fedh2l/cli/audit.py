@@ -9,7 +9,7 @@ import typer
 
 from fedh2l.cli.console import err, notice, say, show_error
 from fedh2l.extras import needs
-from fedh2l.reporting.tables import human_bytes
+from fedh2l.report.tables import human_bytes
 
 
 def audit(
@@ -22,7 +22,7 @@ def audit(
     """Verify that an audit log is complete, and summarise it. Older files of the same log are included."""
     needs("peer", "cryptography")
     from fedh2l.peer import audit as audits
-    from fedh2l.peer.certificates import About, read_certificate
+    from fedh2l.peer.pki.certificates import About, read_certificate
 
     heads = [head for file in witness or () for head in audits.read_heads(file)]
     shown_by = read_certificate(certificate) if certificate else None

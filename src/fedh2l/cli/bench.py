@@ -23,10 +23,11 @@ from fedh2l.cli.console import err, notice
 from fedh2l.cli.run import AllowOption, SetOption
 from fedh2l.engines.choice import ray_module
 from fedh2l.errors import ConfigError, did_you_mean
+from fedh2l.experiment.settings import RaySettings
 from fedh2l.extras import needs
+from fedh2l.hardware import available_cores, resolve_device
 from fedh2l.methods.registry import find_method
-from fedh2l.rundir import RunDirectory
-from fedh2l.settings import RaySettings, available_cores, resolve_device
+from fedh2l.runs.directory import RunDirectory
 
 OUT_OF_TIME = 75
 """Exit code of a bench that reached its time limit."""
@@ -79,17 +80,17 @@ def bench(
     data = {config.data.note for config in configs} - {""}
     todo = [cell for cell in cells if cell.result(out) is None]
     for cell in [cell for cell in cells if cell not in todo][:1]:  # the others have the same data and models
-        RunDirectory(cell.path(out)).check(cell.config("cpu").federation().fingerprint)
+        RunDirectory(cell.path(out)).check(cell.config("cpu").experiment().fingerprint)
     if todo:
-        todo[0].config("cpu").federation()  # reads images once for all runs
+        todo[0].config("cpu").experiment()  # reads images once for all runs
     err.print(f"{len(cells)} runs of {rounds} rounds, {len(cells) - len(todo)} of them done already.")
     if todo:
-        crowd = (
+        workers = (
             _on_ray(out, place, jobs, todo[0].config("cpu").ray, keep_models)
             if engine == "ray"
             else _here(out, place, jobs or (1 if wanted.images else None), keep_models)  # large models, one at a time
         )
-        outcome = _run(todo, rounds, crowd, time_limit)
+        outcome = _run(todo, rounds, workers, time_limit)
     else:
         outcome = Outcome()
     about = "".join(f"Data: {note}. " for note in sorted(data))
@@ -107,8 +108,8 @@ def bench(
     _end(outcome, sum(cell.result(out) is None for cell in cells))
 
 
-class Crowd(NamedTuple):
-    """Workers, with their device and number."""
+class Pool(NamedTuple):
+    """Workers of a bench, with their device and number."""
 
     workers: Workers
     device: str
@@ -125,18 +126,18 @@ def _suite(name: str, models: str | None, changes: Sequence[str]) -> Suite:
     return SUITES[name]
 
 
-def _here(out: Path, device: str, jobs: int | None, keep_models: bool) -> Crowd:
+def _here(out: Path, device: str, jobs: int | None, keep_models: bool) -> Pool:
     count = jobs or (1 if device.startswith("cuda") else available_cores())
-    return Crowd(Processes(out, device, count, keep_models), device, count)
+    return Pool(Processes(out, device, count, keep_models), device, count)
 
 
-def _on_ray(out: Path, device: str, jobs: int | None, settings: RaySettings, keep_models: bool) -> Crowd:
+def _on_ray(out: Path, device: str, jobs: int | None, settings: RaySettings, keep_models: bool) -> Pool:
     cluster = ray_module("fedh2l.bench.cluster", "--engine")
     workers = cluster.OnRay(out, device, settings, keep_models)
-    return Crowd(workers, workers.device, jobs or workers.places)
+    return Pool(workers, workers.device, jobs or workers.places)
 
 
-def _run(todo: Sequence[Cell], rounds: int, crowd: Crowd, seconds: float | None) -> Outcome:
+def _run(todo: Sequence[Cell], rounds: int, pool: Pool, seconds: float | None) -> Outcome:
     progress = Progress(
         TextColumn("{task.fields[cells]} of {task.fields[all]} runs"),
         BarColumn(bar_width=24),
@@ -152,7 +153,7 @@ def _run(todo: Sequence[Cell], rounds: int, crowd: Crowd, seconds: float | None)
             progress.update(task, completed=rounds, cells=cells)
 
     with progress:
-        return Runner(crowd.workers, crowd.jobs, seconds, Bar()).run(units(todo, crowd.device))
+        return Runner(pool.workers, pool.jobs, seconds, Bar()).run(units(todo, pool.device))
 
 
 def _end(outcome: Outcome, left: int) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedh2l.cli.console import err
 from fedh2l.data import image_cache
 from fedh2l.errors import DataError
-from fedh2l.reporting.tables import human_bytes
+from fedh2l.report.tables import human_bytes
 
 app = typer.Typer(no_args_is_help=True, help="List or remove the decoded images on this machine.")
 

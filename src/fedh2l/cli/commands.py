@@ -13,14 +13,14 @@ from rich.table import Table
 from fedh2l.api import load
 from fedh2l.cli.console import err, notice, print_json, say
 from fedh2l.cli.run import AllowOption, SetOption
-from fedh2l.config import load_config
-from fedh2l.domain import Domain
+from fedh2l.data.domain import Domain
 from fedh2l.errors import ConfigError
-from fedh2l.messages import encoded_size
-from fedh2l.presets import of_preset
-from fedh2l.reporting.samples import write_sheet
-from fedh2l.reporting.tables import human_bytes, short
-from fedh2l.toml import to_toml
+from fedh2l.experiment.config import load_config
+from fedh2l.experiment.presets import of_preset
+from fedh2l.experiment.toml import to_toml
+from fedh2l.protocol.messages import encoded_size
+from fedh2l.report.samples import write_sheet
+from fedh2l.report.tables import human_bytes, short
 
 
 def init(
@@ -57,12 +57,12 @@ def check(
     settings, notices = load_config(config, changes or ())
     for text in notices:
         notice(text)
-    federation = settings.federation()
-    learners = federation.learners()
+    experiment = settings.experiment()
+    learners = experiment.learners()
     table = Table(title=f"{settings.method.name} on {settings.data_name}, {settings.run.rounds} rounds")
     for column in ("node", "model", "parameters", "private", "public", "val.", "test"):
         table.add_column(column, justify="left" if column in ("node", "model") else "right")
-    for node, learner in zip(federation.nodes, learners, strict=True):
+    for node, learner in zip(experiment.nodes, learners, strict=True):
         domain = node.domain
         sizes = [len(part) for part in (domain.private, domain.public, domain.validation, domain.test)]
         name = node.name if node.name == domain.name else f"{node.name} ({domain.name})"
@@ -70,12 +70,12 @@ def check(
     err.print(table)
     if "posteriors" in settings.method.sends:
         rows = settings.method.public_batch_rows(settings.run.batch_size)
-        rows = min(rows, max(len(node.domain.public) for node in federation.nodes))
-        classes = len(federation.nodes[0].domain.classes)
+        rows = min(rows, max(len(node.domain.public) for node in experiment.nodes))
+        classes = len(experiment.nodes[0].domain.classes)
         size = human_bytes(encoded_size("posteriors", str(settings.method.written), (rows, classes)))
         err.print(f"A teaching signal is at most {size}: {classes} posteriors each of {rows} public samples.")
     if samples is not None:
-        _draw_samples([node.domain for node in federation.nodes], settings.run.seed, samples)
+        _draw_samples([node.domain for node in experiment.nodes], settings.run.seed, samples)
     err.print(f"{config} is fine. Run it:  fedh2l run {config}", soft_wrap=True)
 
 

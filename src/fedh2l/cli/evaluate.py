@@ -13,15 +13,15 @@ import typer
 from fedh2l.api import load
 from fedh2l.cli.console import err, notice, print_json
 from fedh2l.cli.run import AllowOption
-from fedh2l.config import FROM_PYTHON, Config, load_config, read_toml
 from fedh2l.data.base import WholeDomain
+from fedh2l.data.domain import Samples
 from fedh2l.data.images import UNSAID
-from fedh2l.domain import Samples
 from fedh2l.errors import DataError
-from fedh2l.metrics import count_correct
+from fedh2l.experiment.config import FROM_PYTHON, Config, load_config, read_toml
 from fedh2l.models.saved import Classifier
-from fedh2l.reporting.tables import matrix_table
-from fedh2l.rundir import RunDirectory
+from fedh2l.report.tables import matrix_table
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.training.metrics import count_correct
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from fedh2l.cli.console import say
 from fedh2l.data.registry import DATASETS
+from fedh2l.experiment.presets import PRESETS
 from fedh2l.methods.registry import METHODS, installed_methods
 from fedh2l.models.registry import MODELS
-from fedh2l.presets import PRESETS
 from fedh2l.registry import Registry
 
 

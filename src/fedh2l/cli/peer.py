@@ -11,11 +11,11 @@ import typer
 from fedh2l.cli.console import err, notice, print_json
 from fedh2l.cli.logs import LogFormat, use_format
 from fedh2l.cli.run import AllowOption, SetOption
-from fedh2l.config import load_config
+from fedh2l.experiment.config import load_config
 from fedh2l.extras import PEER, needs
-from fedh2l.reporting.tables import result_table, traffic
-from fedh2l.rundir import CONFIG, RunDirectory
-from fedh2l.signals import on_interrupt
+from fedh2l.report.tables import result_table, traffic
+from fedh2l.runs.directory import CONFIG, RunDirectory
+from fedh2l.runs.interrupts import on_interrupt
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -30,19 +30,19 @@ def peer(
 ) -> None:
     """Run this organisation's peer until the last round."""
     needs("peer", *PEER)
+    from fedh2l.peer.monitoring.log_limit import LogRateLimit
     from fedh2l.peer.peer import Peer
-    from fedh2l.peer.quiet import Quiet
     from fedh2l.peer.settings import load_peer
 
     config = load_peer(path, insecure)
     use_format(log_format, config.name)
-    log.addFilter(Quiet())
+    log.addFilter(LogRateLimit())
     if insecure:
         log.warning("running without certificates: any process on this machine can take part under any name")
     elif config.identity is not None and config.identity.ends_soon:
         log.warning("the certificate ends on %s: renew it", f"{config.identity.about.until:%Y-%m-%d}")
-    charter = config.terms.all[0].charter
-    if charter.shares and config.name in charter.without_share:
+    roster_file = config.history.all[0].roster_file
+    if roster_file.shares and config.name in roster_file.without_share:
         log.warning("the seed does not come from a share of this member; if it did not join later, others chose it")
     out = config.path(config.settings.out)
     directory = RunDirectory.open(out) if (out / CONFIG).exists() else RunDirectory.claim(out, config.text)
@@ -71,14 +71,14 @@ def rehearse(
 ) -> None:
     """Rehearse a deployment on this machine: one process, certificate and socket per node."""
     needs("peer", *PEER)
+    from fedh2l.experiment.toml import to_toml
     from fedh2l.peer.rehearsal import Rehearsal
-    from fedh2l.toml import to_toml
 
     options = {"rounds": rounds, "seed": seed, "device": "cpu", "engine": "local"}
     settings, notices = load_config(config, changes or (), None, options)
     for text in notices:
         notice(text)
-    federation = settings.federation()
+    federation = settings.experiment()
     default = RunDirectory.default_path(f"{settings.data_name}-rehearsal", settings.method.title, settings.run.seed)
     directory = RunDirectory.claim(out or default, to_toml(settings))
     asked: list[bool] = []

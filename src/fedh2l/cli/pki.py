@@ -11,8 +11,8 @@ from rich.table import Table
 from fedh2l.cli.console import err, notice, say
 from fedh2l.errors import ConfigError
 from fedh2l.extras import needs
-from fedh2l.peer.charter import grouped, pin_digest
-from fedh2l.roster import check_name
+from fedh2l.peer.membership.roster_file import grouped, pin_digest
+from fedh2l.protocol.roster import check_name
 
 app = typer.Typer(no_args_is_help=True, help="Create an authority; request, sign, renew and revoke certificates.")
 
@@ -32,7 +32,7 @@ def init(
     days: Annotated[int, typer.Option(help="Days until the authority expires.")] = 3650,
 ) -> None:
     """Create the certificate authority of a federation."""
-    from fedh2l.peer import authority
+    from fedh2l.peer.pki import authority
 
     made = authority.Authority.found(folder, federation, days)
     err.print(f"The authority of '{made.federation}' is in {folder}.", soft_wrap=True)
@@ -51,7 +51,7 @@ def request(
     ),
 ) -> None:
     """Create a key and a certificate request. An existing key is used again, to renew its certificate."""
-    from fedh2l.peer import certificates
+    from fedh2l.peer.pki import certificates
 
     path, new = certificates.request(folder, name, host)
     pin = certificates.About.of(certificates.read_request(path)).pin
@@ -69,7 +69,7 @@ def sign(
     yes: Yes = False,
 ) -> None:
     """Sign requests after you confirm each fingerprint. Certificates are written beside the requests."""
-    from fedh2l.peer import authority, certificates
+    from fedh2l.peer.pki import authority, certificates
 
     made = authority.Authority(folder)
     read = [(path, certificates.read_request(path)) for path in requests]
@@ -87,7 +87,7 @@ def sign(
 
 def _check_target(target: Path, name: str) -> None:
     """Refuse to replace anything but an earlier certificate of the same node: others choose how requests are called."""
-    from fedh2l.peer import certificates
+    from fedh2l.peer.pki import certificates
 
     try:
         same = not target.exists() or certificates.About.of(certificates.read_certificate(target)).name == name
@@ -106,7 +106,7 @@ def revoke(
     yes: Yes = False,
 ) -> None:
     """Revoke the certificates of a node. Peers with the new list refuse them."""
-    from fedh2l.peer import authority
+    from fedh2l.peer.pki import authority
 
     made = authority.Authority(folder)
     _confirm(f"Take back the certificates of '{who}'?", yes)
@@ -118,7 +118,7 @@ def revoke(
 @app.command("list")
 def list_issued(folder: Folder = Path("authority")) -> None:
     """List the certificates that the authority has signed."""
-    from fedh2l.peer import authority, certificates
+    from fedh2l.peer.pki import authority, certificates
 
     made = authority.Authority(folder)
     table = Table(title=f"certificates of '{made.federation}'")
@@ -135,7 +135,7 @@ def list_issued(folder: Folder = Path("authority")) -> None:
 @app.command()
 def show(path: Annotated[Path, typer.Argument(metavar="FILE", help="Certificate or request.")]) -> None:
     """Show a certificate or request. The key line is the pin for a roster."""
-    from fedh2l.peer import certificates
+    from fedh2l.peer.pki import certificates
 
     subject: Any
     try:

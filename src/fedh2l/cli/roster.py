@@ -11,24 +11,24 @@ from rich.table import Table
 
 from fedh2l.cli.console import err, notice, say
 from fedh2l.cli.run import AllowOption
+from fedh2l.data.augmentation_keys import SETS, Kind
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.extras import needs
 from fedh2l.methods.registry import find_method, make_method
-from fedh2l.peer.bundle import Bundle
-from fedh2l.peer.charter import (
+from fedh2l.peer.membership.augmentation import AS_THEY_ARE, SharedViews
+from fedh2l.peer.membership.bundle import Bundle
+from fedh2l.peer.membership.roster_file import (
     Agreement,
-    Charter,
     Member,
+    RosterFile,
     Timing,
     check_versions,
     differences,
     grouped,
     pin_digest,
 )
-from fedh2l.peer.shares import commitment_to, read_share, seed_of
-from fedh2l.peer.views import AS_THEY_ARE, SharedViews
+from fedh2l.peer.membership.shares import commitment_to, read_share, seed_of
 from fedh2l.plugins import allow_named
-from fedh2l.views import SETS, Kind
 
 app = typer.Typer(no_args_is_help=True, help="The roster: the members and the settings that they agree on.")
 
@@ -70,9 +70,9 @@ def init(
     )
     made = make_method({"name": method, **chosen.advice("method", bundle.labelled)})
     views = _views(bundle, kind, chosen.advice("data", bundle.labelled).get("augment", "none") == "all")
-    charter = Charter(agreement, made, Timing(), _members(members), views, shares)
-    charter.check_bundle(bundle)
-    _write(charter, out)
+    roster_file = RosterFile(agreement, made, Timing(), _members(members), views, shares)
+    roster_file.check_bundle(bundle)
+    _write(roster_file, out)
     err.print(f"Wrote {out}. Look it over, then give it to every member.", soft_wrap=True)
 
 
@@ -93,7 +93,7 @@ def amend(
 ) -> None:
     """Write the next version of a roster, with members that join or leave from a given round on."""
     needs("peer", "cryptography")
-    before, bundle = Charter.load(path), Bundle.load(seedset)
+    before, bundle = RosterFile.load(path), Bundle.load(seedset)
     version = before.agreement.version + 1
     out = out or path.with_name(f"roster-{version}.toml")
     strangers = sorted(set(remove or ()) - set(before.names))
@@ -105,7 +105,7 @@ def amend(
     new = {"version": version, "from_round": from_round, "rounds": rounds or before.agreement.rounds}
     agreement = Agreement.read({**before.agreement.model_dump(), **new, "seedset": bundle.digest}, "roster")
     members = (*stay, *_members(add or ()))
-    after = Charter(agreement, before.method, before.timing, members, before.views, before.shares)
+    after = RosterFile(agreement, before.method, before.timing, members, before.views, before.shares)
     after.check_bundle(bundle)
     check_versions([before, after])
     _write(after, out)
@@ -150,7 +150,7 @@ def _shares(files: Sequence[Path], bundle: Bundle, seed: int | None) -> dict[str
 
 
 def _members(given: Sequence[str]) -> tuple[Member, ...]:
-    from fedh2l.peer.certificates import About, read_certificate
+    from fedh2l.peer.pki.certificates import About, read_certificate
 
     found = []
     for place, member in enumerate(given):
@@ -162,11 +162,11 @@ def _members(given: Sequence[str]) -> tuple[Member, ...]:
     return tuple(found)
 
 
-def _write(charter: Charter, out: Path) -> None:
+def _write(roster_file: RosterFile, out: Path) -> None:
     if out.exists():
         raise ConfigError(f"'{out}' exists already; name another file")
     try:
-        out.write_text(charter.to_toml(), encoding="utf-8")
+        out.write_text(roster_file.to_toml(), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write '{out}': {error.strerror}") from error
 
@@ -179,28 +179,28 @@ def check(
     allow: AllowOption = None,
 ) -> None:
     """Check a roster and its seed set, and print the digest. All members must have the same digest."""
-    charter, bundle = Charter.load(path), Bundle.load(seedset)
-    charter.check_bundle(bundle)
-    agreement = charter.agreement
-    table = Table(title=f"'{agreement.federation}', version {agreement.version}: {charter.method.title}, "
+    roster_file, bundle = RosterFile.load(path), Bundle.load(seedset)
+    roster_file.check_bundle(bundle)
+    agreement = roster_file.agreement
+    table = Table(title=f"'{agreement.federation}', version {agreement.version}: {roster_file.method.title}, "
                   f"{agreement.rounds:,} rounds")  # fmt: skip
     for column in ("member", "address", "key", "fingerprint of the key"):
         table.add_column(column, overflow="fold")
-    for member in charter.members:
+    for member in roster_file.members:
         table.add_row(member.name, member.address, member.pin, grouped(pin_digest(member.pin)))
     err.print(table)
-    if not charter.shares:
+    if not roster_file.shares:
         notice("The author of this roster chose the seed. It does not come from shares of all members.")
-    elif charter.without_share:
+    elif roster_file.without_share:
         notice(
-            f"The seed does not come from shares of {', '.join(charter.without_share)}. If they were members in round "
-            "1, the founder chose the seed. Refuse this roster then."
+            f"The seed does not come from shares of {', '.join(roster_file.without_share)}. If they were members in "
+            "round 1, the founder chose the seed. Refuse this roster then."
         )
-    digest = charter.roster(bundle.classes).digest.hex()
+    digest = roster_file.roster(bundle.classes).digest.hex()
     say(f"digest: {digest}")
     err.print(f"To compare it by telephone: {grouped(digest)}. All members should read the same.", soft_wrap=True)
     if other is not None:
-        found = differences(charter.canonical(bundle.classes), Charter.load(other).canonical(bundle.classes))
+        found = differences(roster_file.canonical(bundle.classes), RosterFile.load(other).canonical(bundle.classes))
         for text in found:
             notice(text)
         if found:

@@ -13,17 +13,17 @@ import typer
 
 from fedh2l import plugins
 from fedh2l.cli.console import err, notice, print_json
-from fedh2l.config import Config, load_config
 from fedh2l.errors import ConfigError, RunError
-from fedh2l.presets import of_preset
-from fedh2l.reporting.progress import LiveProgress
-from fedh2l.reporting.tables import result_table, traffic
-from fedh2l.result import Result
-from fedh2l.resuming import go_on, saved_result
-from fedh2l.rundir import RunDirectory
-from fedh2l.signals import on_interrupt
-from fedh2l.toml import to_toml
-from fedh2l.trainer import Interrupted, Trainer
+from fedh2l.experiment.config import Config, load_config
+from fedh2l.experiment.presets import of_preset
+from fedh2l.experiment.toml import to_toml
+from fedh2l.report.progress import LiveProgress
+from fedh2l.report.tables import result_table, traffic
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.interrupts import on_interrupt
+from fedh2l.runs.result import Result
+from fedh2l.runs.resuming import go_on, saved_result
+from fedh2l.runs.trainer import Interrupted, Trainer
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting. Repeatable.")
@@ -93,7 +93,7 @@ def run(
 
 
 def _start(config: Config, overwrite: bool) -> tuple[Result, RunDirectory]:
-    trainer = Trainer(config.federation())  # everything that can be wrong is found before anything is written
+    trainer = Trainer(config.experiment())  # everything that can be wrong is found before anything is written
     default = RunDirectory.default_path(config.data_name, config.method.title, config.run.seed)
     with trainer.preparing():
         trainer.directory = RunDirectory.claim(config.run.out or default, to_toml(config), overwrite)
@@ -106,10 +106,10 @@ def _resume(path: Path, rounds: int | None) -> tuple[Config, Result, RunDirector
         raise RunError(f"--resume {path}: there is no such run")
     directory = RunDirectory.open(path)
     config, _ = load_config(directory.config_path, run={"rounds": rounds})
-    federation = config.federation()
-    if ended := saved_result(directory, federation):
+    experiment = config.experiment()
+    if ended := saved_result(directory, experiment):
         return config, ended, directory
-    trainer = Trainer(federation, directory)
+    trainer = Trainer(experiment, directory)
     with trainer.preparing():
         found = go_on(trainer, to_toml(config))
     if found:

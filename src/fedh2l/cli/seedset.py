@@ -11,13 +11,13 @@ import typer
 from rich.table import Table
 
 from fedh2l.cli.console import err, say
-from fedh2l.config import parse_value
-from fedh2l.domain import Samples
+from fedh2l.data.domain import Samples
 from fedh2l.errors import ConfigError
-from fedh2l.peer.bundle import Bundle, Part, merge
-from fedh2l.peer.public import from_folder, from_list, from_table, image_schema
-from fedh2l.peer.records import in_words
-from fedh2l.peer.shares import commitment_to, draw_share
+from fedh2l.experiment.config import parse_value
+from fedh2l.peer.membership.bundle import Bundle, Part, merge
+from fedh2l.peer.membership.public_samples import from_folder, from_list, from_table, image_schema
+from fedh2l.peer.membership.records import in_words
+from fedh2l.peer.membership.shares import commitment_to, draw_share
 
 app = typer.Typer(no_args_is_help=True, help="The seed set: prepare a part, merge all parts, verify the result.")
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedh2l.cli.console import err, notice, print_json
 from fedh2l.extras import PEER, needs
-from fedh2l.reporting.tables import human_bytes
+from fedh2l.report.tables import human_bytes
 
 
 def status(
@@ -23,7 +23,7 @@ def status(
     needs("peer", *PEER)
     from google.protobuf.json_format import MessageToDict
 
-    from fedh2l.peer.status import ask
+    from fedh2l.peer.monitoring.status import ask
 
     state = ask(address, timeout)
     if as_json:

@@ -14,7 +14,7 @@ from fedh2l.plugins import import_object
 from fedh2l.section import Section
 
 if TYPE_CHECKING:
-    from fedh2l.domain import Domain, Samples
+    from fedh2l.data.domain import Domain, Samples
 
 
 class WholeDomain(NamedTuple):
@@ -28,7 +28,7 @@ class WholeDomain(NamedTuple):
     @staticmethod
     def of(domain: Domain) -> WholeDomain:
         """Return the splits of a domain together."""
-        from fedh2l.domain import Samples
+        from fedh2l.data.domain import Samples
 
         public = [domain.public] if domain.public_labels else []
         samples = Samples.concatenate([domain.private, *public, domain.validation, domain.test])
@@ -136,7 +136,7 @@ class FunctionDataset(Dataset):
         return self._loaded[seed]
 
     def _call(self, seed: int) -> list[Domain]:
-        from fedh2l.domain import Domain
+        from fedh2l.data.domain import Domain
 
         function: Callable[..., Any] = import_object(self._path, "data.name")
         if not callable(function):

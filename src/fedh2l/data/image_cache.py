@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedh2l.data.images import Fit, decode, file_content
 from fedh2l.errors import DataError, shown
 from fedh2l.files import PRIVATE, UnreadableError, json_object, private_folder, read_array, write_atomically
-from fedh2l.settings import available_cores
+from fedh2l.hardware import available_cores
 
 log = logging.getLogger("fedh2l")
 

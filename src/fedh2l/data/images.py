@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from fedh2l.data.pixels import Pixels
 from fedh2l.errors import DataError
-from fedh2l.pixels import Pixels
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 """What is read, whatever a file is called. Pillow knows more, of which EPS starts Ghostscript."""

@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 DATASETS: Registry[type[Dataset]] = Registry(
     {
         "rotated-mnist": Builtin(
-            "fedh2l.data.rotated_mnist:RotatedMNIST",
+            "fedh2l.data.datasets.rotated_mnist:RotatedMNIST",
             "MNIST digits rotated clockwise, one domain per angle: M0, M20, M40, M60 by default.",
         ),
         "pacs": Builtin(
-            "fedh2l.data.pacs:PACS",
+            "fedh2l.data.datasets.pacs:PACS",
             "PACS: photographs, art paintings, cartoons and sketches of the same seven classes.",
         ),
         "office-home": Builtin(
-            "fedh2l.data.image_folder:OfficeHome",
+            "fedh2l.data.datasets.image_folder:OfficeHome",
             "Office-Home (Venkateswara et al., 2017): 65 classes as art, clip art, products and photographs.",
         ),
         "office-caltech10": Builtin(
-            "fedh2l.data.image_folder:OfficeCaltech10",
+            "fedh2l.data.datasets.image_folder:OfficeCaltech10",
             "Office-Caltech10 (Gong et al., 2012): 10 classes from four cameras. Some have only 8 images.",
         ),
         "image-folder": Builtin(
-            "fedh2l.data.image_folder:ImageFolder",
+            "fedh2l.data.datasets.image_folder:ImageFolder",
             "Your own images: one folder per domain, with one folder per class in it.",
         ),
         "table": Builtin(
-            "fedh2l.data.table:Table",
+            "fedh2l.data.datasets.table:Table",
             "Records of several organisations: one CSV or Parquet file per organisation, with a label column.",
         ),
     }

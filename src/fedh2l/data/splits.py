@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedh2l.errors import DataError
-from fedh2l.sampling import shuffled
+from fedh2l.protocol.sampling import shuffled
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Actors, which run some nodes of a federation in one process, and the data that they receive."""
+"""Actors, which run some nodes of an experiment in one process, and the data that they receive."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedh2l.domain import Samples
-from fedh2l.engines.residents import Inboxes, Outbox, Residents
+from fedh2l.data.domain import Samples
+from fedh2l.data.seedset import SeedSet
+from fedh2l.engines.local_nodes import Inboxes, LocalNodes, Outbox
 from fedh2l.engines.rounds import Done, Exchange, rounds
-from fedh2l.federation import Federation
-from fedh2l.messages import Message
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.hardware import CORES
 from fedh2l.methods.base import Method
-from fedh2l.node import Node
-from fedh2l.node_learner import NodeLearner
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.sampling import node_secret
-from fedh2l.seedset import SeedSet
-from fedh2l.settings import CORES, Compute
-from fedh2l.topology import Graph
+from fedh2l.protocol.messages import Message
+from fedh2l.protocol.sampling import node_secret
+from fedh2l.protocol.topology import Graph
+from fedh2l.training.compute import Compute
+from fedh2l.training.node import Node
+from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.optimizers import OptimizerSettings
 
 
 class Part(NamedTuple):
@@ -50,7 +51,7 @@ class Common(NamedTuple):
     decay: float
 
 
-class Leg(NamedTuple):
+class WorkUnit(NamedTuple):
     """A unit of work for an actor: receive the messages of an exchange, run some rounds, and send."""
 
     heard: Graph | None
@@ -67,7 +68,7 @@ class Size(NamedTuple):
 
 
 class Actor:
-    """Runs some nodes of a federation in one process with `cores` cores."""
+    """Runs some nodes of an experiment in one process with `cores` cores."""
 
     def __init__(self, parts: Sequence[Part], common: Common, cores: int, device: str) -> None:
         os.environ[CORES] = str(cores)
@@ -85,17 +86,17 @@ class Actor:
                 learner.further(name, module)
             learner.restore(part.state)
             learners.append(learner)
-        self.residents = Residents(learners, common.method)
+        self.local_nodes = LocalNodes(learners, common.method)
         self._rounds: Iterator[Exchange[Outbox, Inboxes] | Done] = iter(())
         self._exchange: Exchange[Outbox, Inboxes] | None = None
         """Exchange whose incoming messages are missing."""
 
-    def leg(self, leg: Leg, *outboxes: Mapping[str, Message]) -> tuple[dict[str, Message], dict[str, Size]]:
+    def unit(self, unit: WorkUnit, *outboxes: Mapping[str, Message]) -> tuple[dict[str, Message], dict[str, Size]]:
         """Run a leg. Return the messages of the nodes, and their sizes."""
-        if leg.heard is not None:
+        if unit.heard is not None:
             sent = {sender: message.to(self.device) for outbox in outboxes for sender, message in outbox.items()}
-            self._finish({name: [sent[sender] for sender in senders] for name, senders in leg.heard.items()})
-        self._rounds = rounds(self.residents, self.residents.method, leg.rounds)
+            self._finish({name: [sent[sender] for sender in senders] for name, senders in unit.heard.items()})
+        self._rounds = rounds(self.local_nodes, self.local_nodes.method, unit.rounds)
         for event in self._rounds:
             if isinstance(event, Exchange):  # only in the last round
                 self._exchange = event
@@ -113,7 +114,7 @@ class Actor:
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """Call a method or read a property of `Residents`. Return the result on the CPU."""
-        answer = getattr(self.residents, question)
+        answer = getattr(self.local_nodes, question)
         return _elsewhere(answer(*(self._here(argument) for argument in arguments)) if callable(answer) else answer)
 
     def _here(self, argument: Any) -> Any:
@@ -138,15 +139,17 @@ def part_of(node: Node, learner: NodeLearner, seed: int) -> Part:
     return Part(alike, node_secret(seed, node.name), networks, learner.state())
 
 
-def luggage(federation: Federation, method: Method, learners: Sequence[NodeLearner]) -> tuple[Common, dict[str, Part]]:
+def init_payload(
+    experiment: Experiment, method: Method, learners: Sequence[NodeLearner]
+) -> tuple[Common, dict[str, Part]]:
     """Return the data that actors start with: the common data, and the part of each node."""
-    settings, first = federation.settings, learners[0]
+    settings, first = experiment.settings, learners[0]
     assert first.validation is not None
     common = Common(
-        method, federation.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
+        method, experiment.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
         first.validation, settings.compute, settings.ema_decay,
     )  # fmt: skip
-    nodes = zip(federation.members, learners, strict=True)
+    nodes = zip(experiment.members, learners, strict=True)
     return common, {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}
 
 

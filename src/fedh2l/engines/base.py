@@ -11,10 +11,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedh2l.domain import Samples
+from fedh2l.data.domain import Samples
+from fedh2l.engines.ledger import Ledger
 from fedh2l.errors import DivergedError, RunError, UnsoundMessageError
-from fedh2l.ledger import Ledger
-from fedh2l.messages import SERVER
+from fedh2l.protocol.messages import SERVER
 
 Which = Literal["best", "last"]
 
@@ -75,7 +75,7 @@ class Engine(ABC):
     def complete(self, count: bool) -> None:
         """Send the nodes the parts of their models that a server still holds, before an evaluation.
 
-        `count` adds the message to the ledger. A federation would send it once, after its last round.
+        `count` adds the message to the ledger. Real peers would send it once, after its last round.
         """
 
     @abstractmethod
@@ -124,7 +124,7 @@ class Engine(ABC):
         """Size of all nodes' parameters in bytes, to estimate the cost of a checkpoint."""
 
     def moves(self, other: Engine) -> bool:
-        """Return whether `advance` also runs the rounds of another federation's engine."""
+        """Return whether `advance` also runs the rounds of another experiment's engine."""
         return other is self
 
     def revive(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Choice of the engine that runs a federation."""
+"""Choice of the engine that runs an experiment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from fedh2l.engines.base import Engine
-from fedh2l.engines.batched import BatchedEngine, obstacle
+from fedh2l.engines.batched.engine import BatchedEngine, obstacle
 from fedh2l.engines.local import LocalEngine
 from fedh2l.engines.processes import ProcessEngine, UnsendableError
 from fedh2l.errors import ConfigError
-from fedh2l.federation import Federation
-from fedh2l.settings import available_cores
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.hardware import available_cores
 
 log = logging.getLogger("fedh2l")
 
@@ -23,18 +23,18 @@ LONG = 500
 """Rounds from which it pays to start processes, which takes some seconds."""
 
 
-def engines_for(federations: Sequence[Federation]) -> list[Engine]:
-    """Return one engine for each of several federations. Engines may share one computation.
+def engines_for(experiments: Sequence[Experiment]) -> list[Engine]:
+    """Return one engine for each of several experiments. Engines may share one computation.
 
-    The federations must differ only by seed or data.
+    The experiments must differ only by seed or data.
     """
-    settings = federations[0].settings
+    settings = experiments[0].settings
     if settings.engine == "ray":
         ray = ray_module("fedh2l.engines.ray", "run.engine")
-        return [ray.RayEngine(federation) for federation in federations]
+        return [ray.RayEngine(experiment) for experiment in experiments]
     if settings.device == "cpu" and settings.engine in ("auto", "processes"):
-        return [_on_cores(federation) for federation in federations]
-    engines = [LocalEngine(f.learners(), f.method, f.roster, f.settings.rounds) for f in federations]
+        return [_on_cores(experiment) for experiment in experiments]
+    engines = [LocalEngine(f.learners(), f.method, f.roster, f.settings.rounds) for f in experiments]
     if settings.engine == "local":
         return list(engines)
     reason = obstacle(engines)
@@ -50,18 +50,18 @@ def engines_for(federations: Sequence[Federation]) -> list[Engine]:
         return list(engines)
 
 
-def _on_cores(federation: Federation) -> Engine:
+def _on_cores(experiment: Experiment) -> Engine:
     """Return an engine with nodes in processes, if `run.engine` requires it or if that is faster, else in threads."""
-    settings = federation.settings
-    processes = max(1, min(len(federation.members), available_cores() // settings.threads))
+    settings = experiment.settings
+    processes = max(1, min(len(experiment.members), available_cores() // settings.threads))
     if settings.engine == "processes" or (processes >= PAYS and settings.rounds >= LONG):
         try:
-            return ProcessEngine(federation, processes)
+            return ProcessEngine(experiment, processes)
         except UnsendableError as error:
             if settings.engine == "processes":
                 raise ConfigError(f"run.engine = 'processes': nodes cannot be sent to a process: {error}") from error
             log.info("nodes run in threads, because they cannot be sent to a process: %s", error)
-    return LocalEngine(federation.learners(), federation.method, federation.roster, settings.rounds)
+    return LocalEngine(experiment.learners(), experiment.method, experiment.roster, settings.rounds)
 
 
 def ray_module(name: str, key: str) -> Any:

@@ -10,13 +10,13 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedh2l.engines.actor import Leg, Size, dealt, luggage
-from fedh2l.engines.spread import SpreadEngine
+from fedh2l.engines.actor import Size, WorkUnit, dealt, init_payload
+from fedh2l.engines.remote import RemoteEngine
 from fedh2l.engines.worker import Sealed, Worker, checked, sealed, unsealed
 from fedh2l.errors import RunError
-from fedh2l.federation import Federation
-from fedh2l.settings import available_cores
-from fedh2l.topology import Graph
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.hardware import available_cores
+from fedh2l.protocol.topology import Graph
 
 RESTARTS = 10
 """Maximum number of process restarts in a run."""
@@ -34,17 +34,17 @@ class Heard(NamedTuple):
     messages: Mapping[str, Sealed]
 
 
-class ProcessEngine(SpreadEngine):
-    """Runs the nodes of a federation in several processes."""
+class ProcessEngine(RemoteEngine):
+    """Runs the nodes of an experiment in several processes."""
 
-    def __init__(self, federation: Federation, processes: int) -> None:
-        learners = federation.learners()
-        super().__init__(federation, learners, dealt(federation.members, processes))
+    def __init__(self, experiment: Experiment, processes: int) -> None:
+        learners = experiment.learners()
+        super().__init__(experiment, learners, dealt(experiment.members, processes))
         cores = max(1, available_cores() // len(self.groups))
         self._restarts = 0
         self._workers: list[Worker] = []
         try:
-            common, parts = luggage(federation, self.method, learners)
+            common, parts = init_payload(experiment, self.method, learners)
             for group in self.groups:
                 self._workers.append(Worker([parts[node.name] for node in group], common, cores))
             checked([worker.answer() for worker in self._workers])
@@ -81,7 +81,7 @@ class ProcessEngine(SpreadEngine):
         for group in self.groups:
             ears = {node.name: heard.senders[node.name] for node in group} if heard else {}
             needed = {sender: heard.messages[sender] for each in ears.values() for sender in each} if heard else {}
-            requests.append(("leg", Leg(ears if heard else None, rounds), needed))
+            requests.append(("leg", WorkUnit(ears if heard else None, rounds), needed))
         sent: dict[str, Sealed] = {}
         sizes: dict[str, Size] = {}
         for outbox, size in self._told(requests):
@@ -94,7 +94,7 @@ class ProcessEngine(SpreadEngine):
         if self.method.decentralised:
             self.ledger.heard(teachers, sizes.__getitem__)
             return Heard(teachers, sent)
-        said = self.hub.answers({name: unsealed(message) for name, message in sent.items()}, round)
+        said = self.router.answers({name: unsealed(message) for name, message in sent.items()}, round)
         distinct = {id(answer): answer for (answer,) in said.values()}
         written = {key: sealed(answer) for key, answer in distinct.items()}
         answers = {name: written[id(answer)] for name, (answer,) in said.items()}

@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayTaskError
 
-from fedh2l.engines.actor import Leg, Size, dealt, luggage
+from fedh2l.engines.actor import Size, WorkUnit, dealt, init_payload
+from fedh2l.engines.actor_group import LOST, ActorGroup
 from fedh2l.engines.base import NodesLostError
-from fedh2l.engines.ray_fleet import LOST, Fleet
-from fedh2l.engines.spread import SpreadEngine
+from fedh2l.engines.remote import RemoteEngine
 from fedh2l.errors import FedH2LError
-from fedh2l.federation import Federation
-from fedh2l.topology import Graph
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.protocol.topology import Graph
 
 AHEAD = 3
 """Maximum number of submitted legs that are not done."""
 
 
-class Flight(NamedTuple):
+class PendingUnit(NamedTuple):
     """A leg that was submitted to all actors."""
 
     rounds: range
@@ -44,15 +44,15 @@ class Post(NamedTuple):
     """References to the objects with the messages for each actor's nodes."""
 
 
-class RayEngine(SpreadEngine):
-    """Runs the nodes of a federation in Ray actors."""
+class RayEngine(RemoteEngine):
+    """Runs the nodes of an experiment in Ray actors."""
 
-    def __init__(self, federation: Federation) -> None:
-        learners = federation.learners()
-        super().__init__(federation, learners, dealt(federation.members, federation.ray.actors))
-        self._fleet = Fleet(self.groups, federation.ray)
-        self._fleet.start(*luggage(federation, self.method, learners))
-        self._flying: deque[Flight] = deque()
+    def __init__(self, experiment: Experiment) -> None:
+        learners = experiment.learners()
+        super().__init__(experiment, learners, dealt(experiment.members, experiment.ray.actors))
+        self._actors = ActorGroup(self.groups, experiment.ray)
+        self._actors.start(*init_payload(experiment, self.method, learners))
+        self._flying: deque[PendingUnit] = deque()
         self._going = True
 
     @contextmanager
@@ -73,11 +73,11 @@ class RayEngine(SpreadEngine):
     def revive(self) -> list[str]:
         """Restart the lost actors. Return the names of their nodes. All actors must be restored afterwards."""
         self._discard()
-        return self._fleet.replace_lost()
+        return self._actors.replace_lost()
 
     def _discard(self) -> None:
         """Wait for all submitted legs and ignore their results."""
-        for ref in [ref for flight in self._flying for ref in flight.sizes]:
+        for ref in [ref for pending in self._flying for ref in pending.sizes]:
             with suppress(Exception):
                 ray.get(ref)
         self._flying.clear()
@@ -108,12 +108,12 @@ class RayEngine(SpreadEngine):
         """Submit a leg, with the messages to deliver first. Return references to the outboxes."""
         sends = bool(rounds) and self.method.exchanges(rounds[-1])
         results = []
-        for place, actor in enumerate(self._fleet.actors):
+        for place, actor in enumerate(self._actors.actors):
             heard = {node.name: post.heard[node.name] for node in self.groups[place]} if post else None
             outboxes = post.outboxes[place] if post else ()
-            results.append(actor.leg.options(num_returns=2).remote(Leg(heard, rounds), *outboxes))
+            results.append(actor.unit.options(num_returns=2).remote(WorkUnit(heard, rounds), *outboxes))
         teachers = self.method.teachers(self.roster, rounds[-1]) if sends and self.method.decentralised else None
-        self._flying.append(Flight(rounds, teachers, [sizes for _, sizes in results]))
+        self._flying.append(PendingUnit(rounds, teachers, [sizes for _, sizes in results]))
         return [outbox for outbox, _ in results]
 
     def _post(self, round: int, outboxes: Sequence[Any]) -> Post:
@@ -126,7 +126,7 @@ class RayEngine(SpreadEngine):
             ]
             return Post(teachers, [tuple(outboxes[place] for place in places) for places in needed])
         sent = {sender: message for outbox in ray.get(list(outboxes)) for sender, message in outbox.items()}
-        answers = {name: answer for name, (answer,) in self.hub.answers(sent, round).items()}
+        answers = {name: answer for name, (answer,) in self.router.answers(sent, round).items()}
         if len({id(answer) for answer in answers.values()}) == 1:
             everybody = ray.put(answers)
             posted = [(everybody,) for _ in self.groups]
@@ -137,29 +137,29 @@ class RayEngine(SpreadEngine):
     def _land(self, ahead: int, keep_going: Callable[[int], bool]) -> None:
         """Wait until at most `ahead` legs are not done. Count the messages of the others."""
         while len(self._flying) > ahead:
-            flight = self._flying[0]
+            pending = self._flying[0]
             sizes: dict[str, Size] = {}
-            for part in ray.get(flight.sizes):
+            for part in ray.get(pending.sizes):
                 sizes |= part
             self._flying.popleft()
-            if flight.teachers is not None:
-                self.ledger.heard(flight.teachers, sizes.__getitem__)
-            for round in flight.rounds:
+            if pending.teachers is not None:
+                self.ledger.heard(pending.teachers, sizes.__getitem__)
+            for round in pending.rounds:
                 self._going = keep_going(round) and self._going
 
     # Requests
 
     def _ask(self, question: str, *arguments: Any) -> list[Any]:
         with self._translated():
-            return list(ray.get([actor.ask.remote(question, *arguments) for actor in self._fleet.actors]))
+            return list(ray.get([actor.ask.remote(question, *arguments) for actor in self._actors.actors]))
 
     def _hand_out(self, question: str, parts: Sequence[Any]) -> None:
         with self._translated():
-            pairs = zip(self._fleet.actors, parts, strict=True)
+            pairs = zip(self._actors.actors, parts, strict=True)
             ray.get([actor.ask.remote(question, part) for actor, part in pairs])
 
     def _stored(self, value: Any) -> Any:
         return ray.put(value)
 
     def _end(self) -> None:
-        self._fleet.end()
+        self._actors.end()

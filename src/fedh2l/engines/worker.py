@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedh2l.engines.actor import Actor, Common, Leg, Part, Size
+from fedh2l.engines.actor import Actor, Common, Part, Size, WorkUnit
 from fedh2l.engines.base import NodesLostError
 from fedh2l.errors import FedH2LError, RunError
-from fedh2l.messages import Message
+from fedh2l.protocol.messages import Message
 
 START = "from fedh2l.engines.worker import serve; serve({fd})"
 KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
@@ -32,7 +32,7 @@ class Worker:
     """The engine's end of the connection. Requests are answered in order."""
 
     def __init__(self, parts: Sequence[Part], common: Common, cores: int) -> None:
-        self._luggage = packed((list(parts), common, cores))
+        self._init_payload = packed((list(parts), common, cores))
         self._owed = 0
         """Number of requests that have no answer yet."""
         self._start()
@@ -47,7 +47,7 @@ class Worker:
                 command, env=environment, pass_fds=[theirs.fileno()]
             )
         self._line = Connection(ours.detach())
-        self._line.send_bytes(self._luggage)
+        self._line.send_bytes(self._init_payload)
         self._owed = 1
 
     @property
@@ -159,8 +159,8 @@ def serve(fd: int) -> None:
             _reply(line, _sendable(error))
 
 
-def _leg(actor: Actor, leg: Leg, heard: Mapping[str, Sealed]) -> tuple[dict[str, Sealed], dict[str, Size]]:
-    sends, sizes = actor.leg(leg, {sender: unsealed(message) for sender, message in heard.items()})
+def _leg(actor: Actor, unit: WorkUnit, heard: Mapping[str, Sealed]) -> tuple[dict[str, Sealed], dict[str, Size]]:
+    sends, sizes = actor.unit(unit, {sender: unsealed(message) for sender, message in heard.items()})
     return {sender: sealed(message) for sender, message in sends.items()}, sizes
 
 

@@ -10,13 +10,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedh2l.learner import Learner
-from fedh2l.messages import Message, Vector
 from fedh2l.methods.base import Preset
 from fedh2l.methods.fedavg import FedAvg
 from fedh2l.methods.schedule import INTERVAL_HELP, Interval
-from fedh2l.node_learner import NodeLearner
-from fedh2l.server import Server
+from fedh2l.protocol.messages import Message, Vector
+from fedh2l.training.learner import Learner
+from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.server import Server
 
 
 class Agnostic(FedAvg):

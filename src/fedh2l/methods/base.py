@@ -14,14 +14,14 @@ from pydantic import PrivateAttr
 from torch import Tensor
 
 from fedh2l.errors import ConfigError, MessageError
-from fedh2l.learner import Learner, architectures
-from fedh2l.messages import PLAIN, Encoding, Kind, Message
-from fedh2l.node import Node
-from fedh2l.node_learner import NodeLearner
-from fedh2l.roster import Roster
+from fedh2l.protocol.messages import PLAIN, Encoding, Kind, Message
+from fedh2l.protocol.roster import Roster
+from fedh2l.protocol.topology import Graph
 from fedh2l.section import Section
-from fedh2l.server import Server
-from fedh2l.topology import Graph
+from fedh2l.training.learner import Learner, architectures
+from fedh2l.training.node import Node
+from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.server import Server
 
 Preset = Mapping[str, Any]
 """Values by `section.key`."""

@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedh2l.learner import Learner, LocalData, labels_for
-from fedh2l.losses import cross_entropy
-from fedh2l.messages import SERVER, Gradients, Kind, Message, Parameters, Vector
 from fedh2l.methods.base import Method, Preset, PublicData
 from fedh2l.methods.schedule import INTERVAL_HELP, Interval, steps
-from fedh2l.node_learner import NodeLearner
-from fedh2l.server import Server
+from fedh2l.protocol.messages import SERVER, Gradients, Kind, Message, Parameters, Vector
+from fedh2l.training.learner import Learner, LocalData, labels_for
+from fedh2l.training.losses import cross_entropy
+from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.server import Server
 
 
 class FedAvg(Method):

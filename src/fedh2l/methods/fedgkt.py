@@ -13,17 +13,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedh2l.errors import ConfigError
-from fedh2l.learner import Learner, LocalData, labels_for
-from fedh2l.losses import cross_entropy, distillation, take_rows
-from fedh2l.messages import SERVER, Features, Kind, Logits, Message, Parameters
 from fedh2l.methods.base import Method, Preset, PublicData
 from fedh2l.methods.schedule import INTERVAL_HELP, Interval, batches, steps
 from fedh2l.models.factory import Recipe
 from fedh2l.models.split import split
-from fedh2l.network import Network
-from fedh2l.node import Node
-from fedh2l.node_learner import NodeLearner
-from fedh2l.server import Server
+from fedh2l.protocol.messages import SERVER, Features, Kind, Logits, Message, Parameters
+from fedh2l.training.learner import Learner, LocalData, labels_for
+from fedh2l.training.losses import cross_entropy, distillation, take_rows
+from fedh2l.training.network import Network
+from fedh2l.training.node import Node
+from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.server import Server
 
 
 class FedGKT(Method):

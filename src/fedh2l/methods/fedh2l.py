@@ -9,15 +9,15 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from fedh2l.learner import Learner, LocalData, labels_for
-from fedh2l.losses import cross_entropy
-from fedh2l.messages import Encoding, Kind, Message, Posteriors
-from fedh2l.messages.encodings import PATTERN
 from fedh2l.methods.base import Method, PublicData
 from fedh2l.methods.lesson import Lesson, mutual_losses
-from fedh2l.projection import PROJECTIONS
-from fedh2l.roster import Roster
-from fedh2l.topology import Graph, check_topology, graph, teachers
+from fedh2l.protocol.messages import Encoding, Kind, Message, Posteriors
+from fedh2l.protocol.messages.encodings import PATTERN
+from fedh2l.protocol.roster import Roster
+from fedh2l.protocol.topology import Graph, check_topology, graph, teachers
+from fedh2l.training.learner import Learner, LocalData, labels_for
+from fedh2l.training.losses import cross_entropy
+from fedh2l.training.projection import PROJECTIONS
 
 ENCODINGS = f"^({PATTERN})$"
 G_LOC, FIRST = "local_gradient", "first_local_gradient"

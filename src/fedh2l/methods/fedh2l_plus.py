@@ -8,11 +8,11 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedh2l.learner import Learner, LocalData
-from fedh2l.messages import Message
 from fedh2l.methods.base import Preset
 from fedh2l.methods.fedh2l import ENCODINGS, FedH2L
 from fedh2l.methods.lesson import Lesson, LessonCache
+from fedh2l.protocol.messages import Message
+from fedh2l.training.learner import Learner, LocalData
 
 
 class FedH2LPlus(FedH2L):

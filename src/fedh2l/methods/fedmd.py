@@ -9,13 +9,14 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from pydantic import Field, PrivateAttr
 
-from fedh2l.learner import Learner, LocalData, labels_for
-from fedh2l.losses import correct_count, cross_entropy, take_rows
-from fedh2l.messages import SERVER, Kind, Logits, Message
 from fedh2l.methods.base import Method, Preset, PublicData
 from fedh2l.methods.schedule import batches, epoch_steps
-from fedh2l.node_learner import NodeLearner
-from fedh2l.server import Server
+from fedh2l.protocol.messages import SERVER, Kind, Logits, Message
+from fedh2l.protocol.messages.base import correct_count
+from fedh2l.training.learner import Learner, LocalData, labels_for
+from fedh2l.training.losses import cross_entropy, take_rows
+from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.server import Server
 
 
 class Schedule(NamedTuple):

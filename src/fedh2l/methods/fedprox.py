@@ -8,10 +8,10 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedh2l.learner import Learner
 from fedh2l.methods.base import Preset
 from fedh2l.methods.fedavg import FedAvg
 from fedh2l.methods.schedule import INTERVAL_HELP, Interval
+from fedh2l.training.learner import Learner
 
 
 class FedProx(FedAvg):

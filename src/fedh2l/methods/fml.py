@@ -10,15 +10,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedh2l.learner import Learner, LocalData, labels_for
-from fedh2l.losses import cross_entropy, distillation
-from fedh2l.messages import SERVER, Kind, Message, Parameters
 from fedh2l.methods.base import Method, Preset, PublicData
 from fedh2l.methods.fedavg import weighted_sum
 from fedh2l.methods.schedule import INTERVAL_HELP, Interval, steps
-from fedh2l.network import Network
-from fedh2l.node_learner import NodeLearner
-from fedh2l.server import Server
+from fedh2l.protocol.messages import SERVER, Kind, Message, Parameters
+from fedh2l.training.learner import Learner, LocalData, labels_for
+from fedh2l.training.losses import cross_entropy, distillation
+from fedh2l.training.network import Network
+from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.server import Server
 
 
 class FML(Method):

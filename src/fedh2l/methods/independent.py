@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedh2l.learner import Learner, LocalData, labels_for
-from fedh2l.losses import cross_entropy
 from fedh2l.methods.base import Method, PublicData
+from fedh2l.training.learner import Learner, LocalData, labels_for
+from fedh2l.training.losses import cross_entropy
 
 
 class Independent(Method):

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedh2l.domain import Samples
-from fedh2l.learner import Learner
-from fedh2l.losses import cross_entropy_rows, kl_rows
-from fedh2l.messages import Message, Posteriors
+from fedh2l.data.domain import Samples
+from fedh2l.protocol.messages import Message, Posteriors
+from fedh2l.training.learner import Learner
+from fedh2l.training.losses import cross_entropy_rows, kl_rows
 
 
 class Mixed(NamedTuple):

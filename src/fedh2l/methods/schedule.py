@@ -11,8 +11,8 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from fedh2l.learner import LocalData
-from fedh2l.node_learner import NodeLearner
+from fedh2l.training.learner import LocalData
+from fedh2l.training.node_learner import NodeLearner
 
 _EPOCHS = re.compile(r"([1-9][0-9]{0,8}) epochs?")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedh2l.models.pooled import pooled
+from fedh2l.kernels.pooled import pooled
 
 
 class LeNet(nn.Module):

@@ -17,13 +17,12 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from fedh2l.data.images import read_image
+from fedh2l.data.pixels import Pixels
 from fedh2l.errors import ConfigError, DataError, FedH2LError, ModelError, shown
 from fedh2l.files import METADATA, UnreadableError, read_array, read_tensors
 from fedh2l.models.factory import Recipe
 from fedh2l.models.pretrained import fit_head
 from fedh2l.models.registry import MODELS
-from fedh2l.node import Node
-from fedh2l.pixels import Pixels
 from fedh2l.plugins import is_known, only, trust
 from fedh2l.section import Section
 
@@ -119,25 +118,13 @@ def probe(input_shape: Sequence[int], floating: bool, dtype: torch.dtype) -> Ten
     return values.view(1, *input_shape)
 
 
-def pack_model(weights: Mapping[str, Tensor], said: Tensor, node: Node, round: int, which: str) -> bytes:
-    """Return the bytes of a model file: a state dict, the recipe of the model, and its preprocessing.
+def pack_model(weights: Mapping[str, Tensor], said: Tensor, description: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a model file: a state dict and the description of the model (`Node.description`).
 
     `said` are the logits of the model on its `probe`. They show whether a rebuilt model is the same one, since weights
     can fit another model.
     """
-    about = {
-        "format": FORMAT,
-        "node": node.name,
-        "which": which,
-        "round": round,
-        "factory": node.recipe.factory,
-        "arguments": dict(node.recipe.arguments),
-        "classes": node.domain.classes,
-        "input_shape": node.input_shape,
-        "preprocessing": dict(node.domain.preprocessing),
-        "floating": node.floating,
-        "said": said.flatten().tolist(),
-    }
+    about = {"format": FORMAT, **description, "said": said.flatten().tolist()}
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
     # One entry: safetensors writes several in random order, but equal models should give equal files.
     return save_tensors(tensors, metadata={METADATA: json.dumps(about, sort_keys=True)})

@@ -1,1 +1,4 @@
-"""Training between peers of different organisations, without a server."""
+"""Training between organisations: one process per member, without a server.
+
+Methods, models and data are those of a simulation. Only connections, membership and audit are added here.
+"""

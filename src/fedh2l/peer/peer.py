@@ -8,32 +8,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from fedh2l.checkpoints import restoring
-from fedh2l.engines.residents import Residents
+from fedh2l.data.seedset import SeedSet
+from fedh2l.engines.local_nodes import LocalNodes
 from fedh2l.engines.rounds import Exchange, rounds
-from fedh2l.messages import Message, encode
-from fedh2l.node import Node
-from fedh2l.node_learner import NodeLearner
-from fedh2l.peer import fedh2l_pb2 as pb
+from fedh2l.hardware import resolve_device
 from fedh2l.peer.audit import AuditLog
-from fedh2l.peer.charter import Timing
-from fedh2l.peer.company import Company, StoppedError
-from fedh2l.peer.desk import FrontDesk
-from fedh2l.peer.handshake import Agreed
-from fedh2l.peer.keeper import Keeper
-from fedh2l.peer.mailbox import LatestMailbox, Mailbox
-from fedh2l.peer.neighbours import Neighbours
-from fedh2l.peer.pace import Pace
+from fedh2l.peer.audit.witness import Witnesses
+from fedh2l.peer.barrier import RoundBarrier, StoppedError
+from fedh2l.peer.membership.roster_file import Timing
+from fedh2l.peer.membership.roster_history import RosterVersion
+from fedh2l.peer.monitoring.status import MonitoringPorts, Phase
+from fedh2l.peer.progress import PeerProgress
+from fedh2l.peer.recorder import Recorder
 from fedh2l.peer.settings import PeerConfig
-from fedh2l.peer.status import Phase, Windows
-from fedh2l.peer.terms import Term
-from fedh2l.peer.transport import Listener
-from fedh2l.peer.witness import Witnesses
-from fedh2l.rundir import RunDirectory
-from fedh2l.seedset import SeedSet
-from fedh2l.settings import resolve_device
-from fedh2l.topology import Graph
-from fedh2l.trainer import torch_settings
+from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.handshake import RosterDigests
+from fedh2l.peer.transport.inbox import Inbox, LatestInbox
+from fedh2l.peer.transport.peer_table import PeerTable
+from fedh2l.peer.transport.server import Listener
+from fedh2l.peer.transport.servicer import PeerServicer
+from fedh2l.protocol.messages import Message, encode
+from fedh2l.protocol.topology import Graph
+from fedh2l.runs.checkpoints import restoring
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.trainer import torch_settings
+from fedh2l.training.node import Node
+from fedh2l.training.node_learner import NodeLearner
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -51,40 +51,42 @@ class Peer:
 
     def __init__(self, config: PeerConfig, directory: RunDirectory) -> None:
         self.config, self._device = config, resolve_device(config.run.device)
-        self.name, self.rounds, self.terms = config.name, config.run.rounds, config.terms
-        self.term = self.terms.all[0]
+        self.name, self.rounds, self.history = config.name, config.run.rounds, config.history
+        self.roster_version = self.history.all[0]
         """Roster version of the current round."""
         self.phase: Phase = "meeting"
-        self.circle = config.circle()
-        self.agreed = Agreed.of([term.charter for term in self.terms.all], self.term.bundle.classes)
+        self.auth = config.auth()
+        self.agreed = RosterDigests.of(
+            [roster_version.roster_file for roster_version in self.history.all], self.roster_version.bundle.classes
+        )
         own = config.settings
         self.node = Node(self.name, own.model or "", config.domain, own.model_args, weights=own.weights)
-        self.residents = Residents([self._learner()], self.term.method)
-        self.method = self.term.method
-        self.keeper = Keeper(config, directory, self.node, self.residents)
+        self.local_nodes = LocalNodes([self._learner()], self.roster_version.method)
+        self.method = self.roster_version.method
+        self.recorder = Recorder(config, directory, self.node, self.local_nodes)
         self.skipped = 0
         """Number of rounds that this peer has skipped."""
-        self.round = self.term.first - 1
+        self.round = self.roster_version.first - 1
         """Last completed round."""
-        self.mailbox = self._mailbox()
+        self.inbox = self._inbox()
         self.audit = AuditLog(directory.path / AUDIT, self.name, self.federation, config.signer)
         self.witnesses = Witnesses(directory.path / WITNESS)
-        members = self.terms.names
-        largest = max(*(self.terms.largest(other) for other in members), self.agreed.size)
-        self.neighbours = Neighbours(self.circle, self.agreed, self.audit, self._hello)
-        self.desk = FrontDesk(
-            self.circle,
+        members = self.history.names
+        largest = max(*(self.history.largest(other) for other in members), self.agreed.size)
+        self.peers = PeerTable(self.auth, self.agreed, self.audit, self._hello)
+        self.servicer = PeerServicer(
+            self.auth,
             self.agreed,
-            self.mailbox,
-            self.neighbours,
+            self.inbox,
+            self.peers,
             self.audit,
             self.witnesses,
             self._hello,
             self.present,
         )
-        self.listener = Listener(self.circle, self.desk, config.settings.listen, largest, members)
-        self.pace = Pace(self.name, self.rounds, self.terms, self.mailbox, self.neighbours)
-        self._company = Company(self)
+        self.listener = Listener(self.auth, self.servicer, config.settings.listen, largest, members)
+        self.progress = PeerProgress(self.name, self.rounds, self.history, self.inbox, self.peers)
+        self._barrier = RoundBarrier(self)
         self._result: dict[str, Any] | None = None
         self._sent = 0
         """Last round whose message was sent."""
@@ -93,33 +95,33 @@ class Peer:
         self._barred: frozenset[str] = frozenset()
         """Members that are known as revoked or removed."""
         self._told = time.monotonic()
-        self._around: tuple[tuple[Term, ...], ...] = ()
+        self._around: tuple[tuple[RosterVersion, ...], ...] = ()
         """Roster versions with the members that this peer calls, and those with the members that may call it."""
 
     def _learner(self) -> NodeLearner:
         config, run = self.config, self.config.run
         device, dtype = self._device, run.torch_dtype
         validation = config.domain.validation.to(device, dtype)
-        seed_set = self._public(self.term)
+        seed_set = self._public(self.roster_version)
         rest = (run.batch_size, device, dtype, validation, run.compute, run.ema_decay)
         learner = NodeLearner(self.node, seed_set, config.secret, config.optimizer, *rest)
         return learner
 
-    def _mailbox(self) -> Mailbox:
+    def _inbox(self) -> Inbox:
         if self.timing.mode == "asynchronous":
-            return LatestMailbox(self.name, self.terms, self.timing.staleness)
-        return Mailbox(self.name, self.terms)
+            return LatestInbox(self.name, self.history, self.timing.staleness)
+        return Inbox(self.name, self.history)
 
-    def _public(self, term: Term) -> SeedSet:
-        return term.seed_set.to(self._device, self.config.run.torch_dtype)
+    def _public(self, roster_version: RosterVersion) -> SeedSet:
+        return roster_version.seed_set.to(self._device, self.config.run.torch_dtype)
 
     @property
     def timing(self) -> Timing:
-        return self.term.charter.timing
+        return self.roster_version.roster_file.timing
 
     @property
     def federation(self) -> str:
-        return self.term.charter.agreement.federation
+        return self.roster_version.roster_file.agreement.federation
 
     @property
     def finished(self) -> bool:
@@ -129,10 +131,10 @@ class Peer:
     @property
     def begins(self) -> bool:
         """Whether this is the first round of the training, or of this peer's membership."""
-        return self.present() <= self.terms.all[0].first
+        return self.present() <= self.history.all[0].first
 
     def _teachers(self, round: int) -> Graph:
-        return self.terms.at(round).teachers(round)
+        return self.history.at(round).teachers(round)
 
     def _hello(self) -> pb.Hello:
         return self.agreed.hello(self.name, self.present(), self.finished)
@@ -146,22 +148,22 @@ class Peer:
     def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """Train to the last round, from the newest checkpoint if there is one. Return False if stopped earlier."""
         with ExitStack() as stack:
-            stack.callback(self.residents.close)
+            stack.callback(self.local_nodes.close)
             stack.callback(self.audit.close)
             stack.enter_context(torch_settings(self.config.run))
             self._resume()
-            self.keeper.clock.start()
-            stack.enter_context(Windows(self, self.config.settings))
+            self.recorder.clock.start()
+            stack.enter_context(MonitoringPorts(self, self.config.settings))
             stack.callback(self.listener.stop)
             self.listener.start()
             stack.callback(self._say_goodbye)
             self._enter(self.present())
             try:
-                self._company.meet(stop)
+                self._barrier.meet(stop)
                 self.phase = "training"
                 self._catch_up()
                 stepped = self.present() if self._midway else None
-                for event in rounds(self.residents, self.method, self._schedule(stop), stepped):
+                for event in rounds(self.local_nodes, self.method, self._schedule(stop), stepped):
                     if isinstance(event, Exchange):
                         self._midway = True
                         event.inboxes = {self.name: self._exchange(event.sent[self.name], event.round, stop)}
@@ -180,36 +182,37 @@ class Peer:
 
     def _enter(self, round: int) -> None:
         """Start a round, and switch to its roster version if that is a new one."""
-        term = self.terms.at(round)
-        if term is not self.term:
-            version = term.charter.agreement.version
-            log.info("from round %d version %d of the roster holds", round, version, extra={"round": round})
-            self.term = term
-            for learner in self.residents.learners:
-                learner.use(self._public(term))
-            if self.round < term.first:
-                self.residents.forget()
+        version = self.history.at(round)
+        if version is not self.roster_version:
+            number = version.roster_file.agreement.version
+            log.info("from round %d version %d of the roster holds", round, number, extra={"round": round})
+            self.roster_version = version
+            for learner in self.local_nodes.learners:
+                learner.use(self._public(version))
+            if self.round < version.first:
+                self.local_nodes.forget()
         around = tuple(
-            tuple(term for term in self.terms.from_round(since) if self.name in term.roster.names)
+            tuple(version for version in self.history.from_round(since) if self.name in version.roster.names)
             for since in (round, round - GRACE)
         )
         if around != self._around:
             self._around = around
             self._surround(*around)
-        self.mailbox.enter(round)
+        self.inbox.enter(round)
 
-    def _surround(self, terms: Sequence[Term], heard: Sequence[Term]) -> None:
-        """Call the members of `terms`, and accept calls from the members of `heard` too. Drop all others."""
+    def _surround(self, versions: Sequence[RosterVersion], heard: Sequence[RosterVersion]) -> None:
+        """Call the members of `versions`, and accept calls from the members of `heard` too. Drop all others."""
         heard_members, members = (
-            {m.name: m for term in reversed(which) for m in term.charter.members} for which in (heard, terms)
+            {m.name: m for version in reversed(which) for m in version.roster_file.members}
+            for which in (heard, versions)
         )  # the current version takes precedence
-        self.circle.admit({name: m.pin or "" for name, m in (heard_members | members).items()})
+        self.auth.admit({name: m.pin or "" for name, m in (heard_members | members).items()})
         addresses = {name: member.address for name, member in members.items() if name != self.name}
-        self.neighbours.keep(addresses, self._goodbye(), FAREWELL)
+        self.peers.keep(addresses, self._goodbye(), FAREWELL)
 
     def ahead(self) -> int | None:
         """Return the round of the others if they have continued without this peer, else None."""
-        return self.pace.ahead(self.round, self._sent)
+        return self.progress.ahead(self.round, self._sent)
 
     def _catch_up(self) -> None:
         """Skip the rounds that the others have done without this peer."""
@@ -219,7 +222,7 @@ class Peer:
             log.warning("others are in round %d: goes on from there, after round %d", theirs, self.round, extra=about)
             self.skipped += theirs - 1 - self.round
             self.round, self._midway = theirs - 1, False
-            self.residents.forget()  # drop old lessons
+            self.local_nodes.forget()  # drop old lessons
             self._enter(theirs)
 
     def _schedule(self, stop: Callable[[], bool]) -> Iterator[int]:
@@ -228,86 +231,86 @@ class Peer:
             self._enter(self.present())
             if self.method.keeps:
                 self._shut_out()
-            self.pace.tempo.begins()
+            self.progress.timer.begins()
             yield self.present()
 
     def _round_done(self, round: int) -> None:
         self.round, self._midway = round, False
-        self.pace.tempo.trained()
+        self.progress.timer.trained()
         self._arrive()
-        self.pace.tempo.waits()
+        self.progress.timer.waits()
         self._catch_up()
 
     def _shut_out(self) -> None:
         """Drop all cached lessons if a member was revoked or removed, since they may come from it."""
-        barred = self._company.barred()
+        barred = self._barrier.barred()
         if not barred <= self._barred:
-            self.residents.forget()
+            self.local_nodes.forget()
         self._barred = barred
 
     def _exchange(self, message: Message, round: int, stop: Callable[[], bool]) -> list[Message]:
         """Send a message to all students, and return the messages of the teachers."""
         students = [student for student, teachers in self._teachers(round).items() if self.name in teachers]
-        self.neighbours.send(students, round, encode(message, self.term.roster))
+        self.peers.send(students, round, encode(message, self.roster_version.roster))
         self._sent = round
-        self.pace.tempo.waits()
-        inbox = self._company.hear(round, stop)
-        self.pace.tempo.goes_on()
+        self.progress.timer.waits()
+        inbox = self._barrier.hear(round, stop)
+        self.progress.timer.goes_on()
         return [signal.to(self._device) for signal in inbox]
 
     # Checkpoints and result
 
     def _arrive(self) -> None:
-        due = not self.finished and self.keeper.checkpoint_is_due(self.round)
-        self.keeper.arrive(self.round, self.audit.sent.total(), look=due)
+        due = not self.finished and self.recorder.checkpoint_is_due(self.round)
+        self.recorder.arrive(self.round, self.audit.sent.total(), look=due)
         if time.monotonic() - self._told > HEADS:
             self._told = time.monotonic()
-            for courier in self.neighbours.couriers.values():
-                courier.tell_head()
+            for sender in self.peers.senders.values():
+                sender.tell_head()
         if due:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        done = sorted(name for name in self.neighbours.addresses if self.neighbours.says_done(name))
+        done = sorted(name for name in self.peers.addresses if self.peers.says_done(name))
         about = {
-            "skipped": self.skipped, "midway": self._midway, "finished": done, "tempo": self.pace.tempo.state(),
+            "skipped": self.skipped, "midway": self._midway, "finished": done, "tempo": self.progress.timer.state(),
         }  # fmt: skip
-        self.keeper.save(self.round, {**self.keeper.made_by(self.term), **about})
+        self.recorder.save(self.round, {**self.recorder.made_by(self.roster_version), **about})
 
     def _resume(self) -> None:
-        self._result = self.keeper.result(self.rounds, self.terms)
+        self._result = self.recorder.result(self.rounds, self.history)
         if self._result is not None:
-            self.round, self.neighbours.finished = self.rounds, set(self._result["done"])
+            self.round, self.peers.finished = self.rounds, set(self._result["done"])
             log.warning("'%s' has already done its last round", self.name)
             return
-        checkpoint = self.keeper.newest(self.terms)
+        checkpoint = self.recorder.newest(self.history)
         if checkpoint is not None:
-            with restoring(self.keeper.directory.path):
+            with restoring(self.recorder.directory.path):
                 self.round, self.skipped = checkpoint.round, int(checkpoint.plain["skipped"])
                 self._midway = bool(checkpoint.plain["midway"])
-                self.neighbours.finished = set(map(str, checkpoint.plain["finished"]))
-                self.pace.tempo.restore(checkpoint.plain["tempo"])
-        self.keeper.directory.sign(self.keeper.inputs)
+                self.peers.finished = set(map(str, checkpoint.plain["finished"]))
+                self.progress.timer.restore(checkpoint.plain["tempo"])
+        self.recorder.directory.sign(self.recorder.inputs)
 
     def _finish(self) -> None:
         """Write the result once. Later calls only update the list of members that are done."""
-        done = sorted(name for name in self.terms.names if self.neighbours.says_done(name))
+        done = sorted(name for name in self.history.names if self.peers.says_done(name))
         if self._result is not None:
             self._result |= {"done": done}
-            self.keeper.directory.write_result(self._result)
+            self.recorder.directory.write_result(self._result)
             return
-        refused = {f"{name}: {why}": count for (name, why), count in sorted(self.mailbox.refused.items())}
-        others = [name for name in self.terms.names if name != self.name]
+        refused = {f"{name}: {why}": count for (name, why), count in sorted(self.inbox.refused.items())}
+        others = [name for name in self.history.names if name != self.name]
         sent = {name: self.audit.sent[name] for name in others}
         about = {"skipped": self.skipped, "bytes": sent, "refused": refused, "done": done}
-        about |= self.keeper.made_by(self.term)
-        self._result = self.keeper.finish(self.round, about)
+        about |= self.recorder.made_by(self.roster_version)
+        self._result = self.recorder.finish(self.round, about)
 
     def _goodbye(self) -> pb.Goodbye:
         return pb.Goodbye(round=self.round, finished=self.finished)
 
     def _say_goodbye(self) -> None:
-        self.neighbours.close(self._goodbye(), FAREWELL)
+        self.peers.close(self._goodbye(), FAREWELL)
 
     def _linger(self, stop: Callable[[], bool]) -> None:
         """Wait up to `timing.linger` seconds for the others, so that a returning member learns that they are done.
@@ -315,10 +318,12 @@ class Peer:
         A former member does not wait.
         """
         self.phase, end = "done", time.monotonic() + self.timing.linger
-        near = self.neighbours
-        others = [name for name in self.term.roster.others(self.name) if near.contact(name).state != "refused"]
+        near = self.peers
+        others = [
+            name for name in self.roster_version.roster.others(self.name) if near.contact(name).state != "refused"
+        ]
         waited = False
-        while self.name in self.terms.newest.roster.names and time.monotonic() < end and not stop():
+        while self.name in self.history.newest.roster.names and time.monotonic() < end and not stop():
             behind = [name for name in others if not near.says_done(name)]
             if not behind:
                 break

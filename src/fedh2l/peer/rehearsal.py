@@ -13,29 +13,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedh2l.config import Config
-from fedh2l.domain import Samples
+from fedh2l.data.domain import Samples
+from fedh2l.engines.ledger import Ledger
 from fedh2l.errors import RunError
-from fedh2l.federation import Federation
+from fedh2l.experiment.config import Config
+from fedh2l.experiment.experiment import Experiment
+from fedh2l.experiment.toml import toml_text
 from fedh2l.files import private_opener
-from fedh2l.ledger import Ledger
-from fedh2l.messages import Posteriors, encoded_size
-from fedh2l.metrics import count_correct
+from fedh2l.hardware import resolve_device
 from fedh2l.models.saved import load_model
-from fedh2l.peer import certificates
-from fedh2l.peer.authority import CA_CERTIFICATE, REVOKED, Authority
-from fedh2l.peer.bundle import Part, merge
-from fedh2l.peer.charter import Agreement, Charter, Member, Timing
+from fedh2l.peer.membership.augmentation import SharedViews
+from fedh2l.peer.membership.bundle import Part, merge
+from fedh2l.peer.membership.roster_file import Agreement, Member, RosterFile, Timing
+from fedh2l.peer.pki import certificates
+from fedh2l.peer.pki.authority import CA_CERTIFICATE, REVOKED, Authority
 from fedh2l.peer.settings import LOCAL
-from fedh2l.peer.views import SharedViews
 from fedh2l.plugins import is_path, trust
-from fedh2l.result import Result, node_results, summarise
-from fedh2l.rundir import RunDirectory
-from fedh2l.sampling import node_secret
-from fedh2l.settings import resolve_device
-from fedh2l.standing import Standing
-from fedh2l.toml import toml_text
-from fedh2l.trainer import torch_settings
+from fedh2l.protocol.messages import Posteriors, encoded_size
+from fedh2l.protocol.sampling import node_secret
+from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.result import Result, node_results, summarise
+from fedh2l.runs.selection import ModelSelection
+from fedh2l.runs.trainer import torch_settings
+from fedh2l.training.metrics import count_correct
 
 FEDERATION, HOST = "rehearsal", "127.0.0.1"
 PEER, LOG = "peer.toml", "peer.log"
@@ -48,7 +48,7 @@ class Rehearsal:
     def __init__(
         self,
         config: Config,
-        federation: Federation,
+        federation: Experiment,
         folder: Path,
         timing: Timing | None = None,
         hosts: Mapping[str, str] | None = None,
@@ -81,8 +81,8 @@ class Rehearsal:
         members = tuple(Member(name=n, address=self.addresses[n], pin=pins[n]) for n in self.names)
         seen = federation.nodes[0].domain.augmentation
         views = SharedViews.like(seen.public if seen else None)
-        self.charter = Charter(agreement, config.method, timing or Timing(), members, views)
-        (folder / "roster.toml").write_text(self.charter.to_toml(), encoding="utf-8")
+        self.roster_file = RosterFile(agreement, config.method, timing or Timing(), members, views)
+        (folder / "roster.toml").write_text(self.roster_file.to_toml(), encoding="utf-8")
         for name in self.names:
             self._write_peer(name)
 
@@ -149,7 +149,7 @@ class Rehearsal:
         device, dtype = resolve_device(config.run.device), config.run.torch_dtype
         validation = Samples.concatenate([node.domain.validation for node in nodes]).to(device, dtype)
         tests = [node.domain.test.to(device, dtype) for node in nodes]
-        standing = Standing(self.names)
+        selection = ModelSelection(self.names)
         said = {name: self._directory(name).result() or {} for name in self.names}
         rounds = [
             r for r in range(1, config.run.rounds + 1) if r % config.run.eval_every == 0 or r == config.run.rounds
@@ -157,8 +157,8 @@ class Rehearsal:
         with torch_settings(config.run):
             for taken in rounds:
                 counts = {n: self._right(n, f"round-{taken}", [validation])[0] for n in self.names}
-                standing.take(counts, taken)
-            best = dict(zip(self.names, standing.best_rounds(), strict=True))
+                selection.take(counts, taken)
+            best = dict(zip(self.names, selection.best_rounds(), strict=True))
             last = [self._right(n, "last", tests) for n in self.names]
             chosen = (
                 [self._right(n, f"round-{best[n]}", tests) for n in self.names]
@@ -167,7 +167,7 @@ class Rehearsal:
             )
         when = list(best.values()) if config.run.selection == "best" else [config.run.rounds] * len(self.names)
         totals = [len(test) for test in tests]
-        shares = [100 * right / len(validation) for right in standing.validated(config.run.selection)]
+        shares = [100 * right / len(validation) for right in selection.validated(config.run.selection)]
         results = node_results(self.names, [node.model_name for node in nodes], chosen, last, totals, when, shares)
         averages, averages_last = summarise(results)
         conflicts = [entry["conflicts"] for entry in said.values()]
@@ -200,7 +200,7 @@ class Rehearsal:
     def _ledger(self, said: Mapping[str, Mapping[str, Any]]) -> Ledger:
         """Reconstruct the ledger from the bytes that the peers report."""
         ledger, method = Ledger(), self.config.method
-        roster, classes = self.charter.roster(self.bundle.classes), len(self.bundle.classes)
+        roster, classes = self.roster_file.roster(self.bundle.classes), len(self.bundle.classes)
         for name in self.names:
             start, end = self.bundle.ranges[name]
             rows = min(method.public_batch_rows(self.config.run.batch_size), end - start)

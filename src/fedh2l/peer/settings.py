@@ -14,20 +14,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ConfigDict, Field
 
 from fedh2l.data.base import model_for
-from fedh2l.domain import Domain
+from fedh2l.data.domain import Domain
 from fedh2l.errors import ConfigError, shown
+from fedh2l.experiment.settings import RunSettings
 from fedh2l.files import UnreadableError, read_text, read_toml
-from fedh2l.optimizers import OptimizerSettings
-from fedh2l.peer.bundle import Bundle
-from fedh2l.peer.certificates import Identity, folder_for, write_private
-from fedh2l.peer.charter import Charter
-from fedh2l.peer.circle import Circle, Open, Sealed, require_loopback
-from fedh2l.peer.own import own_domain
-from fedh2l.peer.proxy import check_proxy, without_password
-from fedh2l.peer.terms import Term, Terms, pair_up
+from fedh2l.peer.membership.bundle import Bundle
+from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion, pair_up
+from fedh2l.peer.own_data import own_domain
+from fedh2l.peer.pki.certificates import Identity, folder_for, write_private
+from fedh2l.peer.transport.auth import InsecureLoopback, MutualTLS, PeerAuth, require_loopback
+from fedh2l.peer.transport.proxy import check_proxy, without_password
 from fedh2l.plugins import allow_named, search
 from fedh2l.section import Section
-from fedh2l.settings import RunSettings
+from fedh2l.training.optimizers import OptimizerSettings
 
 
 class PeerSettings(Section):
@@ -77,7 +77,7 @@ class PeerConfig:
     settings: PeerSettings
     run: RunSettings
     optimizer: OptimizerSettings
-    terms: Terms
+    history: RosterHistory
     identity: Identity | None
     """None without certificates."""
     name: str
@@ -97,12 +97,12 @@ class PeerConfig:
         """Key that signs the audit log. Without certificates, a temporary one."""
         return self.identity.signer if self.identity is not None else ec.generate_private_key(ec.SECP256R1())
 
-    def circle(self) -> Circle:
+    def auth(self) -> PeerAuth:
         """Return the authentication of other peers."""
-        charter = self.terms.all[0].charter
+        roster_file = self.history.all[0].roster_file
         if self.identity is None:
-            return Open(self.name, dict.fromkeys(charter.names, ""))
-        return Sealed(self.identity, charter.pins, self.revoked, self.settings.proxy)
+            return InsecureLoopback(self.name, dict.fromkeys(roster_file.names, ""))
+        return MutualTLS(self.identity, roster_file.pins, self.revoked, self.settings.proxy)
 
     @property
     def revoked(self) -> Path | None:
@@ -138,39 +138,39 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
     foreign = [key for key in given if key not in LOCAL]
     if foreign:
         raise ConfigError(f"run.{foreign[0]}: for a peer this is agreed in the roster, or has no meaning")
-    charters = [Charter.load(folder / name) for name in _files(settings.roster)]
+    roster_files = [RosterFile.load(folder / name) for name in _files(settings.roster)]
     identity = None if insecure else _identity(folder, settings)
     name = identity.about.name if identity is not None else settings.name
     if name is None:
         raise ConfigError("peer.name: without certificates a peer must be given its name")
-    _check_addresses(charters, settings, insecure)
-    terms = pair_up(charters, [Bundle.load(folder / file) for file in _files(settings.seedset)]).since(name)
-    first = terms.all[0]
-    agreement = first.charter.agreement
-    agreed = {"rounds": terms.rounds_of(name), "seed": agreement.seed, "ema_decay": agreement.ema_decay}
+    _check_addresses(roster_files, settings, insecure)
+    history = pair_up(roster_files, [Bundle.load(folder / file) for file in _files(settings.seedset)]).since(name)
+    first = history.all[0]
+    agreement = first.roster_file.agreement
+    agreed = {"rounds": history.rounds_of(name), "seed": agreement.seed, "ema_decay": agreement.ema_decay}
     run = RunSettings.read({**given, **agreed, "batch_size": agreement.batch_size, "engine": "local"}, "run").resolved()
-    domain = own_domain(data, name, settings.domain, agreement.seed, first.bundle, first.charter.views)
+    domain = own_domain(data, name, settings.domain, agreement.seed, first.bundle, first.roster_file.views)
     if domain.private.inputs.dtype != first.bundle.samples.inputs.dtype:
-        terms = terms.as_numbers()
+        history = history.as_numbers()
     if settings.model is None:
         settings = settings.model_copy(update={"model": model_for(domain.private.inputs.shape[1:])})
     return PeerConfig(
         settings,
         run,
         _optimizer(raw.get("optimizer", {}), first),
-        terms,
+        history,
         identity,
         name,
-        replace(domain, public=terms.all[0].part(name), public_labels=first.bundle.labelled),
+        replace(domain, public=history.all[0].part(name), public_labels=first.bundle.labelled),
         _secret(folder / settings.secret),
         folder,
         without_password(text),
     )
 
 
-def _optimizer(given: Any, term: Term) -> OptimizerSettings:
+def _optimizer(given: Any, version: RosterVersion) -> OptimizerSettings:
     """Read the member's optimizer settings. The method's recommendations are the defaults."""
-    advice = term.method.advice("optimizer", term.bundle.labelled)
+    advice = version.method.advice("optimizer", version.bundle.labelled)
     return OptimizerSettings.read({**advice, **given} if isinstance(given, dict) else given, "optimizer")
 
 
@@ -189,9 +189,9 @@ def _identity(folder: Path, settings: PeerSettings) -> Identity:
     return Identity.load(*files)
 
 
-def _check_addresses(charters: Sequence[Charter], settings: PeerSettings, insecure: bool) -> None:
-    for charter in charters:
-        for member in charter.members:
+def _check_addresses(roster_files: Sequence[RosterFile], settings: PeerSettings, insecure: bool) -> None:
+    for roster_file in roster_files:
+        for member in roster_file.members:
             if insecure:
                 require_loopback("without certificates, a federation", member.address)
             elif member.pin is None:

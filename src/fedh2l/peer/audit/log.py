@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedh2l.files import UnreadableError, json_object
 from fedh2l.peer.audit.head import AuditError, Head
-from fedh2l.peer.certificates import now
+from fedh2l.peer.pki.certificates import now
 
 START = "start"
 """Kind of the first line."""

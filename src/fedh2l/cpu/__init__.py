@@ -1,1 +1,0 @@
-"""CPU replacements for operations that are slow in PyTorch."""

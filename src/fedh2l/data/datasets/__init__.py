@@ -1,0 +1,1 @@
+"""The built-in datasets, one file each. They are registered in `data.registry`."""

@@ -1,0 +1,4 @@
+"""Results for people: tables, progress bars and sheets of samples.
+
+Statistics over many runs are in `bench`.
+"""

@@ -1,1 +1,0 @@
-"""Display of progress and results."""
