@@ -45,7 +45,7 @@ def main() -> int:
         finally:
             town.close()
         found = town.accuracy()
-    skipped = {name: result["skipped"] for name, result in results.items()}
+    skipped = {name: result["peer"]["skipped"] for name, result in results.items()}
     print(f"{kills} kills in {given.rounds} rounds and {time.monotonic() - began:.0f} s; rounds skipped: {skipped}")
     print(f"accuracy {found:.2f}, undisturbed {wanted:.2f}: {abs(found - wanted):.2f} points, at most {WITHIN} wanted")
     return int(abs(found - wanted) > WITHIN or kills < given.kills)

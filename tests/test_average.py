@@ -55,7 +55,7 @@ def test_it_is_what_is_evaluated_and_kept(federation, changes):
     trainer, _ = followed(federation, "run.selection=last", "run.rounds=12", *changes)
     expected = {learner.name: learner.shown for learner in trainer.engine.learners}
     logits = {}
-    images = trainer._tests[0].inputs
+    images = trainer.recorder.tests[0].inputs
     for learner in trainer.engine.learners:
         before = learner.network.shared()
         logits[learner.name] = learner.teach(images)

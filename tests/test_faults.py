@@ -156,7 +156,7 @@ def test_all_end_well(town, undisturbed, fault):
         name, _, words = shown.partition(": ")
         assert words in made.log(name), shown
     if fault is Fault.NONE:
-        assert all(result["skipped"] == 0 and result["refused"] == {} for result in results.values())
+        assert all(result["peer"]["skipped"] == 0 and result["peer"]["refused"] == {} for result in results.values())
     found = made.accuracy()
     assert abs(found - undisturbed) <= (0.0 if fault is Fault.NONE else WITHIN)
 
@@ -173,7 +173,7 @@ def test_a_slow_peer_that_was_away_is_waited_for_again(town):
     results = made.finish(180)
     assert BACK in made.log("M0")
     assert made.log("M20").count("goes on from there") <= 10
-    assert results["M20"]["skipped"] < 300
+    assert results["M20"]["peer"]["skipped"] < 300
 
 
 @pytest.mark.slow

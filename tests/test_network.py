@@ -36,5 +36,5 @@ def test_slow_lines_that_lose_packets(tmp_path, undisturbed, kind):  # noqa: F81
     if isinstance(network, Tun):
         assert network.lost > ROUNDS * 12 * LOSS / 2  # at least one packet a signal
     assert all(result["rounds"] == ROUNDS for result in results.values())
-    assert all(why.endswith("round is past") for result in results.values() for why in result["refused"])
+    assert all(why.endswith("round is past") for result in results.values() for why in result["peer"]["refused"])
     assert abs(made.accuracy() - undisturbed) <= WITHIN

@@ -157,7 +157,7 @@ def train(folder: Path, data: dict[str, str]) -> None:
     said = {name: process.communicate(timeout=200)[1] for name, process in running.items()}
     assert [process.returncode for process in running.values()] == [0] * len(data), said
     for name in data:
-        assert (RunDirectory(folder / name / "run").result() or {})["skipped"] == 0
+        assert (RunDirectory(folder / name / "run").result() or {})["peer"]["skipped"] == 0
 
 
 def test_hospitals_train_without_python(tmp_path):

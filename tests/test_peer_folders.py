@@ -30,7 +30,7 @@ def ended(tmp_path_factory) -> Path:
         peer.recorder.directory.sign(peer.recorder.inputs)
         peer.recorder.clock.start()
         peer.round = 10
-        peer.recorder.arrive(10, 0, look=True)
+        peer.recorder.arrive(10, look=True)
         peer.checkpoint()
         peer._finish()
     return folder
@@ -115,7 +115,7 @@ def test_odd_values_of_a_checkpoint(town, change):
 def test_odd_values_of_a_result(town, change):
     path = town / "M0" / "run" / "result.json"
     found = json.loads(path.read_text())
-    change(found)
+    change(found["peer"])
     path.write_text(json.dumps(found))
     with pytest.raises(RunError, match=r"not one of this version's peers.*name another peer.out"):
         resumed(town)

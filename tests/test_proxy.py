@@ -128,7 +128,7 @@ def test_peers(town, proxy, monkeypatch, named):
             made.edit(name, ("[peer]", f'[peer]\nproxy = "{proxy.url}"'))
     made.start(*made.rehearsed.names)
     results = made.finish()
-    assert {result["skipped"] for result in results.values()} == {0}
+    assert {result["peer"]["skipped"] for result in results.values()} == {0}
     assert len(proxy.asked) >= 24 if named else proxy.asked == []  # a look at the certificate, and a connection
     from fedh2l.peer.monitoring.status import ask
 

@@ -145,10 +145,10 @@ def test_one_joins_and_one_leaves_while_the_others_train(town):
     assert done == {"M0": 900, "M20": 900, "M40": JOINS - 1, "M60": 900}
     for name in ("M0", "M20"):
         assert "version 2 of the roster holds" in made.log(name)
-    assert results["M0"]["bytes"]["M60"] > 0
-    assert results["M60"]["bytes"].keys() == {"M0", "M20"}
+    assert results["M0"]["bytes"]["edges"]["M0->M60"] > 0
+    assert results["M60"]["bytes"]["edges"].keys() == {"M60->M0", "M60->M20"}
     assert results["M60"]["conflicts"][1] > 0  # it has learned from the others
-    reasons = {why.partition(": ")[2] for result in results.values() for why in result["refused"]}
+    reasons = {why.partition(": ")[2] for result in results.values() for why in result["peer"]["refused"]}
     assert reasons <= {"round is past", "round is in the future"}  # of M20 and for it, while it was away
     assert "cannot be reached: 'M60' refuses" not in made.log("M40")  # who never is a member with it
 
