@@ -13,6 +13,7 @@ from torch import nn
 import fedh2l
 from conftest import blobs, tiny_net
 from fedh2l.errors import ConfigError, DivergedError, RunError
+from fedh2l.files import write_exclusively
 from fedh2l.runs.directory import RunDirectory
 
 DIVERGING = fedh2l.Optimizer(name="sgd", lr=1e20)
@@ -172,3 +173,30 @@ def test_models_that_cannot_be_loaded_by_name_are_told_before_training(tmp_path,
 def test_without_a_directory_nothing_is_told(caplog):
     fedh2l.train(given(), rounds=1)
     assert "cannot be loaded" not in caplog.text
+
+
+LEFT = (".config.toml.7.partial", "..config.toml.8.partial.partial")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_start_that_was_killed_does_not_block_the_directory(tmp_path, overwrite):
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in LEFT:
+        (out / name).write_text("[run]")
+    RunDirectory.claim(out, "x", overwrite)
+    assert RunDirectory.open(out).config_text() == "x"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".config.toml.mine.partial", "config.toml.7.partial"])
+def test_other_files_do(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(RunError, match="is not empty"):
+        RunDirectory.claim(tmp_path, "x")
+
+
+def test_a_start_that_comes_second_leaves_nothing(tmp_path):
+    write_exclusively(tmp_path / "config.toml", b"first")
+    with pytest.raises(FileExistsError):
+        write_exclusively(tmp_path / "config.toml", b"second")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"first"]

@@ -135,7 +135,9 @@ def found(folder: Path, names: tuple[str, ...], method: str) -> None:
         command(folder, "pki", "sign", f"{name}/keys/node.csr", "--yes")
     parts = [f"{name}.part.safetensors" for name in names]
     command(folder, "seedset", "merge", *parts, "--federation", "f")
-    shares = [word for name in names for word in ("--share", f"{name}.share")]
+    for name in names:
+        command(folder, "seedset", "reveal", "--share", f"{name}.share", "--key", f"{name}/keys/node.key")
+    shares = [word for name in names for word in ("--share", f"{name}.reveal")]
     members = [f"{name}/keys/node.pem@127.0.0.1:{port}" for name, port in ports.items()]
     command(folder, "roster", "init", *members, "--rounds", 40, "--method", method, *shares)
     command(folder, "roster", "check")

@@ -76,6 +76,12 @@ def test_a_key_is_never_overwritten(founder, tmp_path):
 
 
 @needs_openssl
+def test_a_key_is_written_after_a_process_with_the_same_id_was_killed(tmp_path):
+    (tmp_path / f".node.key.{os.getpid()}.part").write_text("half")
+    certificates.write_private(tmp_path / "node.key", b"whole")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("node.key", b"whole")]
+
+
 def test_a_certificate_says_what_openssl_reads_too(founder, tmp_path):
     """OpenSSL verifies the chain, the purpose and the list of what is revoked."""
     join(founder, tmp_path / "north")

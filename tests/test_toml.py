@@ -20,7 +20,7 @@ from fedh2l.experiment.toml import to_toml, toml_text, toml_value
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.registry import METHODS
 from fedh2l.peer.membership.roster_file import RosterFile
-from fedh2l.peer.membership.shares import seed_of
+from fedh2l.peer.membership.shares import Reveal, seed_of
 from fedh2l.training.optimizers import OptimizerSettings
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -87,8 +87,12 @@ def test_comments_fit_in_a_line():
 def test_a_roster_with_shares_reads_back(tmp_path):
     shares = {"a": "12" * 32, "b": "34" * 32}
     members = [{"name": name, "address": f"{name}.example:7443"} for name in shares]
+    revealed = [
+        Reveal(name=name, share=each, seedset="0" * 64, key="ab", signature="cd") for name, each in shares.items()
+    ]
+    given = [each.model_dump() for each in revealed]
     raw = {"federation": 'z "ü"\\', "rounds": 5, "seedset": "0" * 64, "members": members, "seed": seed_of(shares),
-           "shares": shares, "method": {"name": "fedh2l-plus"}, "views": {"flip": 0.5}}  # fmt: skip
+           "shares": given, "method": {"name": "fedh2l-plus"}, "views": {"flip": 0.5}}  # fmt: skip
     charter = RosterFile.read(raw)
     (tmp_path / "roster.toml").write_text(charter.to_toml(), encoding="utf-8")
     assert RosterFile.load(tmp_path / "roster.toml") == charter

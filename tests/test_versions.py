@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_seed_sets_that_do_not_fit():
         pair_up([FIRST, SECOND], [ABC, merge("zoo", [part("a"), part("b", seed=5)])])
     with pytest.raises(ConfigError, match="but the roster agrees on"):
         pair_up([FIRST], [ABD])
+
+
+def test_public_samples_of_a_member_that_stays():
+    """It knows the seed, so it could choose which of its samples are in which batch."""
+    parts = [part(name, seed=seed) for seed, name in enumerate("abcd")]
+    changed = merge("zoo", [replace(parts[0], samples=parts[0].samples.take([3, 2, 1, 0])), *parts[1:]])
+    with pytest.raises(ConfigError, match="other public samples of 'a', a member that stays"):
+        pair_up([FIRST, charter(2, 51, "abd", changed)], [ABC, changed])
 
 
 def met(mine: RosterDigests, my_round: int, theirs: RosterDigests, their_round: int) -> None:
@@ -123,6 +132,8 @@ def test_one_joins_and_one_leaves_while_the_others_train(town):
     hold("M20", 1)
     hold("M40", 1, 2)
     hold("M60", 2)
+    config = folder / "M60" / "peer.toml"
+    config.write_text(config.read_text().replace("[peer]\n", "[peer]\njoined = true\n"))
     made.start("M0", "M20", "M40")
     made.until(lambda: made.round("M20") >= 60)
     assert "'M0' holds version 2 of the roster" in made.log("M20")

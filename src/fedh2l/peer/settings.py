@@ -19,7 +19,7 @@ from fedh2l.errors import ConfigError, shown
 from fedh2l.experiment.settings import RunSettings
 from fedh2l.files import UnreadableError, read_text, read_toml
 from fedh2l.peer.membership.bundle import Bundle
-from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.membership.roster_file import RosterFile, check_start
 from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion, pair_up
 from fedh2l.peer.own_data import own_domain
 from fedh2l.peer.pki.certificates import Identity, folder_for, write_private
@@ -42,6 +42,7 @@ class PeerSettings(Section):
     seedset: str | list[str] = Field(
         "seedset.safetensors", description="Seed set file, or a list of the seed sets of all versions."
     )
+    joined: bool = Field(False, description="This member joined with a later version of the roster than the first.")
     certificate: str = Field("keys/node.pem", description="Certificate of this node.")
     key: str = Field("keys/node.key", description="Private key of this node. It never leaves this machine.")
     authority: str = Field("ca.pem", description="Certificate of the authority.")
@@ -146,6 +147,8 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
     _check_addresses(roster_files, settings, insecure)
     history = pair_up(roster_files, [Bundle.load(folder / file) for file in _files(settings.seedset)]).since(name)
     first = history.all[0]
+    remedy = "Name all versions in peer.roster. If this member really joins later, set peer.joined = true"
+    check_start(first.roster_file, settings.joined, remedy)
     agreement = first.roster_file.agreement
     agreed = {"rounds": history.rounds_of(name), "seed": agreement.seed, "ema_decay": agreement.ema_decay}
     run = RunSettings.read({**given, **agreed, "batch_size": agreement.batch_size, "engine": "local"}, "run").resolved()
