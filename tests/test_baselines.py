@@ -78,7 +78,7 @@ def test_agnostic_every_step(federation):
         iterates.append(flat(model))
     trainer.engine.advance(1, 12, lambda _: True)
     assert mixture.max() > 0.3  # it did move
-    close(trainer.engine.server.memory["weights"], mixture)
+    close(trainer.engine.router.server.memory["weights"], mixture)
     for node in nodes:
         close(node.parameters, flat(model))
     put(model, torch.stack(iterates).mean(0))
@@ -106,7 +106,7 @@ def test_agnostic_in_local_steps(federation):
         for model in models:
             put(model, average)
     trainer.engine.advance(1, 9, lambda _: True)
-    close(trainer.engine.server.memory["weights"], mixture)
+    close(trainer.engine.router.server.memory["weights"], mixture)
     close(nodes[2].parameters, average)
 
 
@@ -204,7 +204,7 @@ def test_fedgkt(federation, server_distils):
             says = [sent(m.head(h)) for m, h in zip(models, inside, strict=True)]
             for epoch in range(2):
                 for k, node in enumerate(nodes):
-                    order = engine.server.order(f"{node.name}/{epoch}", round, len(inside[k]))
+                    order = engine.router.server.order(f"{node.name}/{epoch}", round, len(inside[k]))
                     for part in torch.split(order, 64):
                         answer = trunk(inside[k][part])
                         loss = F.cross_entropy(answer, node.pool(POOL).labels[part])

@@ -22,7 +22,7 @@ def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
 def advance(fed, order=None, rounds=12) -> tuple[Trainer, dict[str, torch.Tensor]]:
     trainer = Trainer(fed)
     if order:
-        trainer.engine.local_nodes.learners = [trainer.engine.learners[i] for i in order]
+        trainer.engine.learners = [trainer.engine.learners[i] for i in order]
     trainer.engine.advance(1, rounds, lambda _: True)
     return trainer, parameters(trainer)
 
@@ -95,7 +95,7 @@ def test_what_is_counted_is_what_would_be_sent(federation):
             sent.append(len(encode(message, fed.roster)))
             return message
 
-    trainer.engine.method = trainer.engine.local_nodes.method = Spy(**fed.method.model_dump())
+    trainer.engine.method = Spy(**fed.method.model_dump())
     trainer.engine.advance(1, 12, lambda _: True)
     assert len(sent) == 4 * 4
     assert trainer.engine.ledger.multicast == sum(sent)

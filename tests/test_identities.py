@@ -76,7 +76,7 @@ def test_fedmd_of_identical_models_has_nothing_to_digest(federation):
         learner.network.load_weights(engine.learners[0].network.weights())
     before = vectors(trainer)
     messages = [engine.method.emit(learner, 9) for learner in engine.learners]
-    answers = engine.method.aggregate(engine.server, messages, 9)
+    answers = engine.method.aggregate(engine.router.server, messages, 9)
     for learner in engine.learners:
         # In float64 what is digested is the rounding of the message; make it exact to see that there is nothing else.
         exact = Logits("server", 9, learner.predict(learner.seed_set.union.inputs))
@@ -145,7 +145,7 @@ def test_averages_weigh_nodes_by_their_data():
     pools = [len(learner.pool("private+own-public")) for learner in engine.learners]
     assert pools[0] * 2 < pools[1]
     messages = [engine.method.emit(learner, 5) for learner in engine.learners]
-    answer = engine.method.aggregate(engine.server, messages, 5)["a"]
+    answer = engine.method.aggregate(engine.router.server, messages, 5)["a"]
     expected = (pools[0] * local[0] + pools[1] * local[1]) / sum(pools)
     torch.testing.assert_close(answer.values.double(), expected, rtol=0, atol=1e-6)
     assert len(expected) == engine.learners[0].parameters.numel() + 2 * 6  # means and variances
@@ -167,7 +167,7 @@ def test_agnostic_in_local_steps_multiplies_weights(federation):
     ]  # at the common start
     engine.advance(1, 3, lambda _: True)
     expected = torch.softmax(torch.tensor(losses, dtype=torch.float64) * 0.1, -1)
-    torch.testing.assert_close(engine.server.memory["weights"], expected, rtol=0, atol=1e-7)
+    torch.testing.assert_close(engine.router.server.memory["weights"], expected, rtol=0, atol=1e-7)
 
 
 finite = st.floats(-50, 50, allow_nan=False, width=64)

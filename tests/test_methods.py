@@ -91,7 +91,7 @@ def test_what_is_counted_is_what_would_be_sent(federation, method):
 
     engine.method.__class__ = Spy
     result = trainer.run()
-    closing = engine.method.closing(engine.server, 12)
+    closing = engine.method.closing(engine.router.server, 12)
     sent["down"] += 4 * len(encode(closing, fed.roster)) if closing else 0
     edges = result.bytes["edges"]
     assert sum(size for edge, size in edges.items() if edge.endswith("->server")) == sent["up"] > 0

@@ -33,7 +33,7 @@ from fedh2l.runs.checkpoints import restoring
 from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.trainer import torch_settings
 from fedh2l.training.node import Node
-from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.node_learner import NodeLearner, Training
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -100,12 +100,16 @@ class Peer:
 
     def _learner(self) -> NodeLearner:
         config, run = self.config, self.config.run
-        device, dtype = self._device, run.torch_dtype
-        validation = config.domain.validation.to(device, dtype)
-        seed_set = self._public(self.roster_version)
-        rest = (run.batch_size, device, dtype, validation, run.compute, run.ema_decay)
-        learner = NodeLearner(self.node, seed_set, config.secret, config.optimizer, *rest)
-        return learner
+        training = Training(
+            seed_set=self.roster_version.seed_set,
+            validation=config.domain.validation,
+            optimizer=config.optimizer,
+            batch_size=run.batch_size,
+            dtype=run.torch_dtype,
+            compute=run.compute,
+            ema_decay=run.ema_decay,
+        )
+        return NodeLearner(self.node, training.to(self._device), config.secret)
 
     def _inbox(self) -> Inbox:
         if self.timing.mode == "asynchronous":

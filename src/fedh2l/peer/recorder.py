@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fedh2l.engines.base import raise_earliest
 from fedh2l.engines.local_nodes import LocalNodes
 from fedh2l.errors import RunError, shown
 from fedh2l.hardware import resolve_device
@@ -46,7 +45,7 @@ class Recorder:
         """
         evaluate = round % self.config.run.eval_every == 0 or round == self.config.run.rounds
         if look or evaluate or round % LOOK == 0:
-            raise_earliest(self.local_nodes.faults(round))
+            self.local_nodes.verify()
         if evaluate:
             self._evaluate(round, sent)
 
@@ -121,7 +120,7 @@ class Recorder:
 
     def _take_over(self, checkpoint: Checkpoint, history: RosterHistory) -> None:
         self._check("checkpoint", checkpoint.plain, history)
-        self.local_nodes.restore(checkpoint.tensors)
+        self.local_nodes.restore(checkpoint.tensors, checkpoint.round)
         self.selection.restore(checkpoint.plain)
         self.clock.before = float(checkpoint.plain["seconds"])
         self.directory.cut_metrics(checkpoint.round)
