@@ -16,12 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path += [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parent / "peer")]
+
+from test_faults import SETTINGS, WITHIN
 
 from conftest import train
 from fedh2l.experiment.config import load_config
 from fedh2l.peer.membership.roster_file import Timing
-from test_faults import SETTINGS, WITHIN
 from town import NAMES, Town, rehearsal
 
 
