@@ -111,7 +111,7 @@ def test_asked_to_stop_a_peer_saves_says_goodbye_and_ends_well(town):
     made.edit("M40", ("[12]", "[13]"))
     made.start("M40")
     made.until(lambda: made.dead("M40"))
-    assert "the checkpoint is of a peer with another size of the model" in made.log("M40")
+    assert "the checkpoint is of a peer with another size of models" in made.log("M40")
     assert "Traceback" not in made.log("M40")
     made.edit("M40", ("[13]", "[12]"))
     made.start("M40")
