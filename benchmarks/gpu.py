@@ -19,7 +19,8 @@ from bare import BareLoop
 
 from fedh2l.engines.choice import engines_for
 from fedh2l.experiment.config import load_config
-from fedh2l.runs.trainer import Trainer, advance_together
+from fedh2l.runs.loop import advance_together
+from fedh2l.runs.trainer import Trainer
 
 BLOCK = 50
 ONE, EIGHT, FASTER = 1.5, 5.0, 20.0

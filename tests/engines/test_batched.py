@@ -18,7 +18,8 @@ from fedh2l.experiment.experiment import Experiment
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.runs.callbacks import Callback
 from fedh2l.runs.directory import RunDirectory
-from fedh2l.runs.trainer import Interrupted, Trainer, run_together
+from fedh2l.runs.loop import run_together
+from fedh2l.runs.trainer import Interrupted, Trainer
 from imitation import COUNTS, ImitatingRecorder
 
 LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]

@@ -20,7 +20,8 @@ from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.independent import Independent
 from fedh2l.protocol.messages import Logits
 from fedh2l.runs.directory import RunDirectory
-from fedh2l.runs.trainer import Interrupted, Trainer, run_together
+from fedh2l.runs.loop import run_together
+from fedh2l.runs.trainer import Interrupted, Trainer
 from fedh2l.training.losses import cross_entropy
 from fedh2l.training.optimizers import OptimizerSettings
 from imitation import ImitatingRecorder
@@ -323,7 +324,7 @@ def test_all_are_saved_when_one_asks_to_stop(tmp_path):
         for i, (f, e) in enumerate(zip(federations, engines_for(federations), strict=True))
     ]
     for trainer in trainers:
-        trainer._after_round = lambda round: True
+        trainer.after_round = lambda round: True
     with pytest.raises(Interrupted):
         run_together(trainers)
     rounds = [trainer.directory.checkpoints.newest()[1].round for trainer in trainers]

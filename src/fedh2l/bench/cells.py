@@ -23,8 +23,9 @@ from fedh2l.experiment.toml import to_toml
 from fedh2l.methods.registry import find_method
 from fedh2l.runs.callbacks import Callback
 from fedh2l.runs.directory import CONFIG, RunDirectory
+from fedh2l.runs.loop import run_together
 from fedh2l.runs.result import Result
-from fedh2l.runs.trainer import Interrupted, Trainer, run_together
+from fedh2l.runs.trainer import Interrupted, Trainer
 
 
 @dataclass(frozen=True)

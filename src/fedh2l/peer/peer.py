@@ -31,7 +31,7 @@ from fedh2l.protocol.messages import Message, encode
 from fedh2l.protocol.topology import Graph
 from fedh2l.runs.checkpoints import restoring
 from fedh2l.runs.directory import RunDirectory
-from fedh2l.runs.trainer import torch_settings
+from fedh2l.runs.loop import torch_settings
 from fedh2l.training.node import Node
 from fedh2l.training.node_learner import NodeLearner, Training
 

@@ -32,9 +32,9 @@ from fedh2l.plugins import is_path, trust
 from fedh2l.protocol.messages import Posteriors, encoded_size
 from fedh2l.protocol.sampling import node_secret
 from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.loop import torch_settings
 from fedh2l.runs.result import Result, node_results, summarise
 from fedh2l.runs.selection import ModelSelection
-from fedh2l.runs.trainer import torch_settings
 from fedh2l.training.metrics import count_correct
 
 FEDERATION, HOST = "rehearsal", "127.0.0.1"

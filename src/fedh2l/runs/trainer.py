@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from fedh2l.engines.base import Engine, NodesLostError, Which
+from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.choice import engines_for
 from fedh2l.errors import DivergedError, RunError, UnsoundMessageError
 from fedh2l.experiment.experiment import Experiment
-from fedh2l.experiment.settings import RunSettings
-from fedh2l.hardware import resolve_device
 from fedh2l.runs.callbacks import Callback
 from fedh2l.runs.checkpoints import Checkpoint, pack, restoring, unpack
 from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.loop import advance_together, run_together
 from fedh2l.runs.recorder import AUTOMATIC, Recorder
 from fedh2l.runs.result import Result, node_results, summarise
 
@@ -110,31 +106,33 @@ class Trainer:
         """Train to the next evaluation or checkpoint, whichever comes first, and perform it."""
         advance_together([self])
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         if self.directory:
             self.directory.sign(self.experiment.fingerprint)
             self.recorder.forget_after(self.round, self.round - self._pending)
         self.recorder.clock.start()
-        self._tell("on_start", list(self.experiment.roster.names), self.round + 1, self.settings.rounds)
+        names = list(self.experiment.roster.names)
+        self.tell(lambda callback: callback.on_start(names, self.round + 1, self.settings.rounds))
 
-    def _arrive(self, round: int) -> None:
+    def arrive(self, round: int) -> None:
         """Complete a round: verify it, and evaluate or write a checkpoint if that is due."""
         self.round = round
         self._verify()
         self._pending = True
         if self.round == self.settings.rounds:
             self._keep_last()
-        self._settle()
+        self.settle()
         if self.round < self.settings.rounds and self.recorder.checkpoint_is_due(self.round):
             self._checkpoint()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Evaluate the present round if that is due and not done yet."""
         if self._pending and self.recorder.evaluation_is_due(self.round):
-            self._tell("on_evaluation", self.recorder.evaluate(self.round))
+            entry = self.recorder.evaluate(self.round)
+            self.tell(lambda callback: callback.on_evaluation(entry))
         self._pending = False
 
-    def _secure(self, lost: bool) -> None:
+    def secure(self, lost: bool) -> None:
         """Roll back if nodes were lost. Otherwise make sure that there is a checkpoint to go back to."""
         if lost:
             self._roll_back()
@@ -161,17 +159,17 @@ class Trainer:
             " and ".join(f"node '{name}'" for name in lost) or "a node's process", reached, self.round,
         )  # fmt: skip
 
-    def _halt(self) -> Interrupted:
+    def halt(self) -> Interrupted:
         """Save the present round, so that the run can continue from it."""
         return Interrupted(self.round, self._checkpoint())
 
-    def _next_event(self) -> int:
+    def next_event(self) -> int:
         every = self.settings.checkpoint_every
         periods = [self.settings.eval_every, AUTOMATIC if every == "auto" else every or self.settings.rounds]
         return min(self.settings.rounds, *(self.round - self.round % period + period for period in periods))
 
-    def _after_round(self, round: int) -> bool:
-        self._tell("on_round", round)
+    def after_round(self, round: int) -> bool:
+        self.tell(lambda callback: callback.on_round(round))
         return not self.stop()
 
     def _verify(self) -> None:
@@ -183,7 +181,7 @@ class Trainer:
             advice = "" if isinstance(error, UnsoundMessageError) else " A lower optimizer.lr may help."
             raise type(error)(f"{error}; training stopped. {kept}{advice}") from None
 
-    def _finish(self) -> Result:
+    def finish(self) -> Result:
         recorder, selection, experiment = self.recorder, self.recorder.selection, self.experiment
         rounds: dict[Which, list[int]] = {"last": [self.round] * len(recorder.names), "best": selection.best_rounds()}
         last = recorder.test("last", rounds["last"], self.save_models)
@@ -224,7 +222,7 @@ class Trainer:
                 self._kept = unpack(pack(checkpoint))  # a copy that does not change
                 return None
             path = self._write(self.directory, checkpoint)
-        self._tell("on_checkpoint", self.round, path)
+        self.tell(lambda callback: callback.on_checkpoint(self.round, path))
         return path
 
     def _keep_last(self) -> None:
@@ -270,69 +268,6 @@ class Trainer:
         self.round, self._pending = checkpoint.round, bool(plain["pending"])
         self.engine.ledger.restore(plain["ledger"])
 
-    def _tell(self, event: str, *arguments: Any) -> None:
+    def tell(self, event: Callable[[Callback], None]) -> None:
         for callback in self.callbacks:
-            getattr(callback, event)(*arguments)
-
-
-def run_together(trainers: Sequence[Trainer]) -> list[Result]:
-    """Train experiments in step, with engines that share one computation. Usually there is one trainer."""
-    first = trainers[0]
-    with ExitStack() as stack:
-        for trainer in trainers:
-            if trainer.directory:
-                stack.enter_context(trainer.directory.locked())
-        stack.enter_context(torch_settings(first.settings))
-        try:
-            for trainer in trainers:
-                trainer._begin()
-            results, lost = None, False
-            while results is None:
-                try:
-                    for trainer in trainers:
-                        trainer._secure(lost)
-                    lost = False
-                    for trainer in trainers:
-                        trainer._settle()
-                    while first.round < first.settings.rounds:
-                        advance_together(trainers)
-                    results = [trainer._finish() for trainer in trainers]
-                except NodesLostError:  # also while other nodes are restarted
-                    lost = True
-        finally:
-            for trainer in trainers:
-                trainer.engine.close()
-    for trainer, result in zip(trainers, results, strict=True):
-        trainer._tell("on_end", result)
-    return results
-
-
-def advance_together(trainers: Sequence[Trainer]) -> None:
-    """Train experiments in step to their next evaluation or checkpoint, and perform it."""
-    first = trainers[0]
-    if not all(first.engine.moves(trainer.engine) for trainer in trainers):
-        raise ValueError("these experiments have separate engines; make their engines together with engines_for(…)")
-
-    def keep_going(round: int) -> bool:
-        wanted = [trainer._after_round(round) for trainer in trainers]  # call the callbacks of all trainers
-        return all(wanted)
-
-    reached = first.engine.advance(first.round + 1, first._next_event(), keep_going)
-    for trainer in trainers:
-        trainer._arrive(reached)
-    if reached < first.settings.rounds and any(trainer.stop() for trainer in trainers):
-        stopped = [trainer._halt() for trainer in trainers]  # save all of them
-        raise stopped[0]
-
-
-@contextmanager
-def torch_settings(settings: RunSettings) -> Iterator[None]:
-    """Set the run's number of threads, and restore it and torch's own generators at the end."""
-    before = torch.get_num_threads()
-    device = resolve_device(settings.device)
-    torch.set_num_threads(settings.threads)
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        torch.set_num_threads(before)
+            event(callback)
