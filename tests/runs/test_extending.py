@@ -81,7 +81,7 @@ def test_stopped_at_its_end_a_run_evaluates_its_last_round(run, tmp_path, monkey
         raise CrashError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_finish", crash)
+        patched.setattr(Trainer, "finish", crash)
         with pytest.raises(CrashError):
             run("parts", 13)
     assert run("parts", 13) == whole
@@ -90,7 +90,7 @@ def test_stopped_at_its_end_a_run_evaluates_its_last_round(run, tmp_path, monkey
 def test_an_interrupted_run_gets_more_rounds(run, tmp_path, monkeypatch):
     whole = run("whole", 25)
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_after_round", interrupt_at(12))
+        patched.setattr(Trainer, "after_round", interrupt_at(12))
         with pytest.raises(KeyboardInterrupt):
             run("parts", 20, "run.checkpoint_every=5")
     extended = run("parts", 25, "run.checkpoint_every=5")
