@@ -160,6 +160,22 @@ class RoundBarrier:
             log.info("goes on in round %d", round, extra={"round": round})
         return here
 
+    def linger(self, stop: Callable[[], bool]) -> None:
+        """Wait up to `timing.linger` seconds for the others, so that a returning member learns that they are done.
+
+        A former member does not wait.
+        """
+        peer, end, waited = self._peer, time.monotonic() + self._peer.timing.linger, False
+        others = [name for name in self._others() if self._near.contact(name).state != "refused"]
+        while peer.name in peer.history.newest.roster.names and time.monotonic() < end and not stop():
+            behind = [name for name in others if not self._near.says_done(name)]
+            if not behind:
+                break
+            if not waited:
+                log.info("done; stays up to %g s for %s", peer.timing.linger, ", ".join(behind))
+            waited = True
+            time.sleep(LOOK)
+
     def barred(self) -> frozenset[str]:
         """Return the other members that were revoked or removed."""
         return frozenset(name for name in self._others() if self._refused(name) is not None)

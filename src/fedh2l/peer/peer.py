@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -28,7 +27,6 @@ from fedh2l.peer.transport.peer_table import PeerTable
 from fedh2l.peer.transport.server import Listener
 from fedh2l.peer.transport.servicer import PeerServicer
 from fedh2l.protocol.messages import Message, encode
-from fedh2l.protocol.topology import Graph
 from fedh2l.runs.checkpoints import restoring
 from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.loop import torch_settings
@@ -42,8 +40,6 @@ FAREWELL = 5.0
 """Seconds for delivering the last messages when a peer ends."""
 GRACE = 64
 """Number of rounds that former members may still call after a change of members, to say goodbye."""
-HEADS = 300.0
-"""Seconds between two messages with the head of the audit log."""
 
 
 class Peer:
@@ -56,9 +52,8 @@ class Peer:
         """Roster version of the current round."""
         self.phase: Phase = "meeting"
         self.auth = config.auth()
-        self.agreed = RosterDigests.of(
-            [roster_version.roster_file for roster_version in self.history.all], self.roster_version.bundle.classes
-        )
+        roster_files = [version.roster_file for version in self.history.all]
+        self.agreed = RosterDigests.of(roster_files, self.roster_version.bundle.classes)
         own = config.settings
         self.node = Node(self.name, own.model or "", config.domain, own.model_args, weights=own.weights)
         self.local_nodes = LocalNodes([self._learner()], self.roster_version.method)
@@ -74,16 +69,8 @@ class Peer:
         members = self.history.names
         largest = max(*(self.history.largest(other) for other in members), self.agreed.size)
         self.peers = PeerTable(self.auth, self.agreed, self.audit, self._hello)
-        self.servicer = PeerServicer(
-            self.auth,
-            self.agreed,
-            self.inbox,
-            self.peers,
-            self.audit,
-            self.witnesses,
-            self._hello,
-            self.present,
-        )
+        logs = (self.audit, self.witnesses)
+        self.servicer = PeerServicer(self.auth, self.agreed, self.inbox, self.peers, *logs, self._hello, self.present)
         self.listener = Listener(self.auth, self.servicer, config.settings.listen, largest, members)
         self.progress = PeerProgress(self.name, self.rounds, self.history, self.inbox, self.peers)
         self._barrier = RoundBarrier(self)
@@ -94,7 +81,6 @@ class Peer:
         """Whether the local step of the next round is already done."""
         self._barred: frozenset[str] = frozenset()
         """Members that are known as revoked or removed."""
-        self._told = time.monotonic()
         self._around: tuple[tuple[RosterVersion, ...], ...] = ()
         """Roster versions with the members that this peer calls, and those with the members that may call it."""
 
@@ -137,9 +123,6 @@ class Peer:
         """Whether this is the first round of the training, or of this peer's membership."""
         return self.present() <= self.history.all[0].first
 
-    def _teachers(self, round: int) -> Graph:
-        return self.history.at(round).teachers(round)
-
     def _hello(self) -> pb.Hello:
         return self.agreed.hello(self.name, self.present(), self.finished)
 
@@ -180,7 +163,8 @@ class Peer:
             if self.finished:
                 self._finish()
                 self._say_goodbye()
-                self._linger(stop)
+                self.phase = "done"
+                self._barrier.linger(stop)
                 self._finish()
         return self.finished
 
@@ -254,7 +238,9 @@ class Peer:
 
     def _exchange(self, message: Message, round: int, stop: Callable[[], bool]) -> list[Message]:
         """Send a message to all students, and return the messages of the teachers."""
-        students = [student for student, teachers in self._teachers(round).items() if self.name in teachers]
+        students = [
+            student for student, teachers in self.history.at(round).teachers(round).items() if self.name in teachers
+        ]
         self.peers.send(students, round, encode(message, self.roster_version.roster))
         self._sent = round
         self.progress.timer.waits()
@@ -267,10 +253,7 @@ class Peer:
     def _arrive(self) -> None:
         due = not self.finished and self.recorder.checkpoint_is_due(self.round)
         self.recorder.arrive(self.round, look=due)
-        if time.monotonic() - self._told > HEADS:
-            self._told = time.monotonic()
-            for sender in self.peers.senders.values():
-                sender.tell_head()
+        self.peers.tell_heads()
         if due:
             self.checkpoint()
 
@@ -315,23 +298,3 @@ class Peer:
 
     def _say_goodbye(self) -> None:
         self.peers.close(self._goodbye(), FAREWELL)
-
-    def _linger(self, stop: Callable[[], bool]) -> None:
-        """Wait up to `timing.linger` seconds for the others, so that a returning member learns that they are done.
-
-        A former member does not wait.
-        """
-        self.phase, end = "done", time.monotonic() + self.timing.linger
-        near = self.peers
-        others = [
-            name for name in self.roster_version.roster.others(self.name) if near.contact(name).state != "refused"
-        ]
-        waited = False
-        while self.name in self.history.newest.roster.names and time.monotonic() < end and not stop():
-            behind = [name for name in others if not near.says_done(name)]
-            if not behind:
-                break
-            if not waited:
-                log.info("done; stays up to %g s for %s", self.timing.linger, ", ".join(behind))
-            waited = True
-            time.sleep(0.05)

@@ -20,6 +20,10 @@ MOST_STRIKES, FORGIVEN = 6, 20
 """Number of misses after which the wait stops growing, and number of timely answers that reset it."""
 
 
+HEADS = 300.0
+"""Seconds between two messages with the head of the audit log."""
+
+
 class PeerTable:
     """Sender threads for current and future members, and the state of each member."""
 
@@ -36,6 +40,14 @@ class PeerTable:
         self._deaf_until: dict[str, float] = {}
         self._calls: dict[tuple[str, str], list[float]] = {}
         self._lock = threading.Lock()
+        self._told = time.monotonic()
+
+    def tell_heads(self) -> None:
+        """Send the head of the audit log to all members, if the last time is `HEADS` seconds ago."""
+        if time.monotonic() - self._told > HEADS:
+            self._told = time.monotonic()
+            for sender in self.senders.values():
+                sender.tell_head()
 
     def keep(self, addresses: Mapping[str, str], goodbye: pb.Goodbye, seconds: float) -> None:
         """Replace the receivers. Removed members get a goodbye, whose delivery is not awaited."""
