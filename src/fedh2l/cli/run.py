@@ -40,32 +40,43 @@ AllowOption = Annotated[
 ]
 
 
+PresetOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Image experiment of the paper. `fedh2l list` shows all.")
+]
+DeviceOption = Annotated[str | None, typer.Option(metavar="cpu|cuda|auto", help="Device for training.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG.toml]", help="Configuration file. By default four LeNets on Rotated MNIST."),
+]
+MethodOption = Annotated[str | None, typer.Option(help="Method. `fedh2l list` shows all.")]
+RoundsOption = Annotated[int | None, typer.Option(help="Number of rounds.")]
+SeedOption = Annotated[int | None, typer.Option(help="Random seed.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(metavar="auto|local|processes|batched|ray", help="Where nodes run. ray uses a cluster."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Directory of the run. By default a new one in runs/.")
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Remove the run that is in --out first.")]
+ResumeOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue a run. With --rounds, extend it.")]
+
+
 def run(
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG.toml]", help="Configuration file. By default four LeNets on Rotated MNIST."),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Image experiment of the paper. `fedh2l list` shows all.")
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="Method. `fedh2l list` shows all.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="cpu|cuda|auto", help="Device for training.")] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="auto|local|processes|batched|ray", help="Where nodes run. ray uses a cluster."),
-    ] = None,
+    config: ConfigArgument = None,
+    preset: PresetOption = None,
+    method: MethodOption = None,
+    rounds: RoundsOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = None,
     changes: SetOption = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory of the run. By default a new one in runs/.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run that is in --out first.")] = False,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Continue a run. With --rounds, extend it.")
-    ] = None,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    resume: ResumeOption = None,
     allow: AllowOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train models and print their accuracies. By default four LeNets on Rotated MNIST."""
     if resume is not None:
