@@ -64,7 +64,6 @@ class OnRay(Workers):
         return list(ray.wait(list(tasks), timeout=seconds, fetch_local=False)[0])
 
     def outcome(self, task: Any, unit: Sequence[Cell]) -> dict[Cell, str]:
-        """Return the failed cells, and write the files of the runs."""
         try:
             failed, files = ray.get(task)
         except RayTaskError as error:
@@ -78,17 +77,14 @@ class OnRay(Workers):
 
     @property
     def rounds(self) -> int:
-        """Return the number of reported rounds."""
         with suppress(RayActorError):  # a progress display may not end a run
             self._rounds = int(ray.get(self._desk.look.remote())[0])
         return self._rounds
 
     def stop(self) -> None:
-        """Set the stop flag of the `Desk`."""
         self._desk.stop.remote()
 
     def close(self) -> None:
-        """Leave the cluster."""
         ray.kill(self._desk)
         if self._started:
             ray.shutdown()
@@ -101,11 +97,9 @@ class Desk:
         self._rounds, self._stopped = 0, False
 
     def add(self, rounds: int) -> None:
-        """Add rounds that a run has done."""
         self._rounds += rounds
 
     def stop(self) -> None:
-        """Set the stop flag."""
         self._stopped = True
 
     def look(self) -> tuple[int, bool]:

@@ -45,7 +45,6 @@ class Outcome:
 
     @property
     def stopped(self) -> bool:
-        """Return whether the user or the time limit stopped it."""
         return self.out_of_time or self.interrupted
 
 
@@ -122,11 +121,9 @@ class Counter(Callback):
         self._counted = 0
 
     def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
-        """Report the rounds of earlier sessions."""
         self._reach(first_round - 1)
 
     def on_evaluation(self, metrics: dict[str, Any]) -> None:
-        """Report the rounds since the last evaluation."""
         self._reach(metrics["round"])
 
     def _reach(self, round: int) -> None:
@@ -146,7 +143,6 @@ class Processes(Workers):
         self._pool = ProcessPoolExecutor(jobs, context, _start_worker, shared)
 
     def submit(self, unit: Sequence[Cell]) -> Future[dict[Cell, str]]:
-        """Start a unit on the next free process."""
         try:
             return self._pool.submit(_run_unit, unit, self.out, self.device, self.keep_models)
         except BrokenProcessPool as error:
@@ -167,15 +163,12 @@ class Processes(Workers):
 
     @property
     def rounds(self) -> int:
-        """Return the rounds from shared memory."""
         return self._rounds.value
 
     def stop(self) -> None:
-        """Set the stop flag that all processes check."""
         self._stop.set()
 
     def close(self) -> None:
-        """Wait for the processes to end."""
         self._pool.shutdown(cancel_futures=True)
 
 
