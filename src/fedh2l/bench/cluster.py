@@ -38,9 +38,10 @@ Files = dict[str, bytes]
 class OnRay(Workers):
     """Tasks on a Ray cluster, with one GPU each if there are GPUs, else with one CPU each."""
 
-    def __init__(self, out: Path, device: str, settings: RaySettings, keep_models: bool = False) -> None:
-        self.out = out
-        self.keep_models = keep_models
+    def __init__(
+        self, out: Path, device: str, settings: RaySettings, jobs: int | None = None, keep_models: bool = False
+    ) -> None:
+        self.out, self.keep_models = out, keep_models
         if device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--device {device}: on a cluster it is cpu, cuda or auto")
         self._started = connect(settings)
@@ -48,7 +49,7 @@ class OnRay(Workers):
         if device == "cuda" and has.get("GPU", 0) < 1:
             raise ConfigError("--device cuda: the Ray cluster has no GPU")
         self.device = ("cuda" if has.get("GPU", 0) >= 1 else "cpu") if device == "auto" else device
-        self.places = max(1, int(has.get("GPU" if self.device == "cuda" else "CPU", 1)))
+        self.jobs = jobs or max(1, int(has.get("GPU" if self.device == "cuda" else "CPU", 1)))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._desk: Any = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote()
         self._rounds = 0

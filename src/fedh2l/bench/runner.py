@@ -51,6 +51,10 @@ class Outcome:
 class Workers(ABC):
     """Workers that run cells: processes of this machine, or tasks on a cluster."""
 
+    device: str
+    jobs: int
+    """Number of units that run at a time."""
+
     @abstractmethod
     def submit(self, unit: Sequence[Cell]) -> Any:
         """Start a unit of cells. Return its task."""
@@ -78,11 +82,10 @@ class Workers(ABC):
 
 
 class Runner:
-    """Runs units of cells, `jobs` at a time. Cells that are unfinished after `seconds` continue at the next call."""
+    """Runs units of cells. Cells that are unfinished after `seconds` continue at the next call."""
 
-    def __init__(self, workers: Workers, jobs: int, seconds: float | None, display: Display) -> None:
+    def __init__(self, workers: Workers, seconds: float | None, display: Display) -> None:
         self.workers = workers
-        self.jobs = jobs
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.display = display
 
@@ -95,7 +98,7 @@ class Runner:
         try:
             with on_interrupt(lambda: asked.append(True)):
                 while todo or running:
-                    while todo and len(running) < self.jobs:
+                    while todo and len(running) < self.workers.jobs:
                         unit = todo.pop()
                         running[self.workers.submit(unit)] = unit
                     for task in self.workers.wait(list(running), POLL):
@@ -133,9 +136,7 @@ class Counter(Callback):
 
 class Processes(Workers):
     def __init__(self, out: Path, device: str, jobs: int, keep_models: bool = False) -> None:
-        self.out = out
-        self.keep_models = keep_models
-        self.device = device
+        self.out, self.device, self.jobs, self.keep_models = out, device, jobs, keep_models
         context = multiprocessing.get_context("spawn")  # a forked process would share torch's threads and CUDA state
         self._stop: Event = context.Event()
         self._rounds: Synchronized[int] = context.Value("q", 0)

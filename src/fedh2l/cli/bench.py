@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -24,7 +24,6 @@ from fedh2l.cli.run import AllowOption, SetOption
 from fedh2l.engines.choice import ray_module
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.experiment.config import Config
-from fedh2l.experiment.settings import RaySettings
 from fedh2l.extras import needs
 from fedh2l.hardware import available_cores, resolve_device
 from fedh2l.methods.registry import find_method
@@ -89,21 +88,15 @@ def bench(
     todo, outcome = _unfinished(cells, out), Outcome()
     err.print(f"{len(cells)} runs of {rounds} rounds, {len(cells) - len(todo)} of them done already.")
     if todo and engine == "ray":
-        pool = _on_ray(out, place, jobs, todo[0].config("cpu").ray, keep_models)
-        outcome = _run(todo, rounds, pool, time_limit)
+        cluster = ray_module("fedh2l.bench.cluster", "--engine")
+        workers = cluster.OnRay(out, place, todo[0].config("cpu").ray, jobs, keep_models)
+        outcome = _run(todo, rounds, workers, time_limit)
     elif todo:
-        pool = _here(out, place, jobs or (1 if wanted.images else None), keep_models)  # large models, one at a time
-        outcome = _run(todo, rounds, pool, time_limit)
+        one = wanted.images or place.startswith("cuda")  # large models, one at a time
+        count = jobs or (1 if one else available_cores())
+        outcome = _run(todo, rounds, Processes(out, place, count, keep_models), time_limit)
     _write(Report.of(wanted, tables_of(wanted, out, seeds, common, named), caption), out)
     _end(outcome, sum(cell.result(out) is None for cell in cells))
-
-
-class Pool(NamedTuple):
-    """Workers of a bench, with their device and number."""
-
-    workers: Workers
-    device: str
-    jobs: int
 
 
 def _suite(name: str, models: str | None, changes: Sequence[str]) -> Suite:
@@ -158,18 +151,7 @@ def _write(report: Report, out: Path) -> None:
     err.print(f"Wrote {', '.join(str(path) for path in written)}", soft_wrap=True)
 
 
-def _here(out: Path, device: str, jobs: int | None, keep_models: bool) -> Pool:
-    count = jobs or (1 if device.startswith("cuda") else available_cores())
-    return Pool(Processes(out, device, count, keep_models), device, count)
-
-
-def _on_ray(out: Path, device: str, jobs: int | None, settings: RaySettings, keep_models: bool) -> Pool:
-    cluster = ray_module("fedh2l.bench.cluster", "--engine")
-    workers = cluster.OnRay(out, device, settings, keep_models)
-    return Pool(workers, workers.device, jobs or workers.places)
-
-
-def _run(todo: Sequence[Cell], rounds: int, pool: Pool, seconds: float | None) -> Outcome:
+def _run(todo: Sequence[Cell], rounds: int, workers: Workers, seconds: float | None) -> Outcome:
     progress = Progress(
         TextColumn("{task.fields[cells]} of {task.fields[all]} runs"),
         BarColumn(bar_width=24),
@@ -185,7 +167,7 @@ def _run(todo: Sequence[Cell], rounds: int, pool: Pool, seconds: float | None) -
             progress.update(task, completed=rounds, cells=cells)
 
     with progress:
-        return Runner(pool.workers, pool.jobs, seconds, Bar()).run(units(todo, pool.device))
+        return Runner(workers, seconds, Bar()).run(units(todo, workers.device))
 
 
 def _end(outcome: Outcome, left: int) -> None:
