@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedh2l.api import load
 from fedh2l.cli.console import err, notice, print_json, say
-from fedh2l.cli.run import AllowOption, JsonOption, PresetOption, SetOption
+from fedh2l.cli.run import AllowOption, JsonOption, PresetOption, SetOption, announced
 from fedh2l.data.domain import Domain
 from fedh2l.errors import ConfigError
 from fedh2l.experiment.config import load_config
@@ -52,9 +52,7 @@ def check(
     allow: AllowOption = None,
 ) -> None:
     """Check a configuration, its data and its models without training."""
-    settings, notices = load_config(config, changes or ())
-    for text in notices:
-        notice(text)
+    settings = announced(load_config(config, changes or ()))
     experiment = settings.experiment()
     learners = experiment.learners()
     table = Table(title=f"{settings.method.name} on {settings.data_name}, {settings.run.rounds} rounds")

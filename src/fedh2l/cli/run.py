@@ -91,14 +91,26 @@ def run(
         }  # fmt: skip
         if config and preset:
             raise ConfigError(f"--preset {preset} is instead of a config file; give one of them")
-        settings, notices = load_config(config, (*of_preset(preset), *(changes or ())), method, options, trusted=True)
-        for text in notices:
-            notice(text)
+        overrides = (*of_preset(preset), *(changes or ()))
+        settings = announced(load_config(config, overrides, method, options, trusted=True))
         result, directory = _start(settings, overwrite)
     err.print()
-    err.print(result_table(result, settings.run.selection_rule, settings.data.note))
-    err.print(traffic(result, settings.method), soft_wrap=True)
-    err.print(f"Results, metrics and models are in {directory.path}", soft_wrap=True)
+    show(result, settings, f"Results, metrics and models are in {directory.path}", as_json)
+
+
+def announced(loaded: tuple[Config, list[str]]) -> Config:
+    """Print the notices of a loaded configuration, and return it."""
+    config, notices = loaded
+    for text in notices:
+        notice(text)
+    return config
+
+
+def show(result: Result, config: Config, where: str, as_json: bool) -> None:
+    """Print a result, and where the files of the run are."""
+    err.print(result_table(result, config.run.selection_rule, config.data.note))
+    err.print(traffic(result, config.method), soft_wrap=True)
+    err.print(where, soft_wrap=True)
     if as_json:
         print_json(result.to_dict())
 
