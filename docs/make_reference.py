@@ -67,7 +67,7 @@ PEER = """
 ROSTER = """
 ## roster.toml
 
-`fedh2l roster init` writes the roster. All members hold the same one. `[method]` has the keys of a [method](#method) whose messages are posteriors. `[shares]` holds one share of the seed per member. These keys stand at the top of the file, before any section:
+`fedh2l roster init` writes the roster. All members hold the same one. `[method]` has the keys of a [method](#method) whose messages are posteriors. `[[shares]]` holds one revealed share of the seed per member. These keys stand at the top of the file, before any section:
 
 """  # noqa: E501
 

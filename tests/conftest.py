@@ -31,6 +31,7 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("any machine", deadline=None)  # slow is not wrong
 hypothesis.settings.load_profile("any machine")
 
+ROOT = Path(__file__).parents[1]
 TINY = ["run.device=cpu", "data.per_class=20", "run.eval_every=10", "run.batch_size=8"]
 MLPS = [f"nodes.{i}.model=mlp" for i in range(4)] + [f"nodes.{i}.model_args.hidden=[12]" for i in range(4)]
 
@@ -55,12 +56,12 @@ def federation() -> Callable[..., Experiment]:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def cli(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command line as a process of its own, in an empty directory."""
 
     def call(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fedh2l", *map(str, arguments)]
-        search = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        search = [str(ROOT / "tests"), str(request.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(search)}
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, **options)
 
@@ -152,3 +153,25 @@ def tiny_net() -> nn.Sequential:
 
 def two_domains() -> list[fedh2l.Domain]:
     return [blobs("x"), blobs("y")]
+
+
+def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {learner.name: learner.parameters.clone() for learner in trainer.engine.learners}
+
+
+def advance(fed, order=None, rounds=12) -> tuple[Trainer, dict[str, torch.Tensor]]:
+    trainer = Trainer(fed)
+    if order:
+        trainer.engine.learners = [trainer.engine.learners[i] for i in order]
+    trainer.engine.advance(1, rounds, lambda _: True)
+    return trainer, parameters(trainer)
+
+
+def noisy_net(num_classes: int, input_shape: tuple[int, ...]) -> nn.Sequential:
+    """Everything that is stateful or random: batch norm and dropout."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(0.5), nn.Linear(10, num_classes)
+    )
+
+
+NOISY = [f"nodes.{i}.model=conftest:noisy_net" for i in range(4)] + [f"nodes.{i}.model_args={{}}" for i in range(4)]

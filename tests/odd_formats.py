@@ -126,7 +126,7 @@ SEEDSET, AUTHORITY, KEYS = (
     "WORLD/town/north/keys",
 )
 SHARED = "roster init --rounds 3 --seedset WORLD/public.safetensors --out WORLD/r1" + "".join(
-    f" WORLD/town/{name}/keys/node.pem@127.0.0.1:{port} --share WORLD/{name}.share"
+    f" WORLD/town/{name}/keys/node.pem@127.0.0.1:{port} --share WORLD/{name}.reveal"
     for port, name in enumerate(NAMES, 1)
 )
 PREDICT = "predict WORLD/imagerun WORLD/images/day/circle/pic_000.png --node day"
@@ -134,6 +134,8 @@ VIEWED = (
     "roster init --rounds 3 --seed 1 --kind photographs --seedset WORLD/images.safetensors --out WORLD/r1"
     + "".join(f" WORLD/town/{name}/keys/node.pem@127.0.0.1:{port}" for port, name in enumerate(NAMES, 1))
 )
+PUBLIC = "WORLD/public.safetensors"
+KEY = "--key WORLD/town/north/keys/node.key --out WORLD/r2"
 GIVE = "seedset part --name north --yes --out WORLD/p"
 AGE, SHAPES = "--columns age --label ill", "--classes circle,line --image L:8x8"
 AMEND = f"roster amend --from-round 2 WORLD/town/roster.toml --out WORLD/r2 {SEEDSET}"
@@ -143,7 +145,9 @@ FORMATS = {
     "agreed seed set": Format("town/seedset.safetensors", "tensors", f"roster check WORLD/town/roster.toml {SEEDSET}"),
     "part": Format("north.part", "tensors", "seedset merge WORLD/north.part WORLD/south.part --federation x"),
     "seed set of images": Format("images.safetensors", "tensors", VIEWED),
-    "share": Format("north.share", "bytes", SHARED),
+    "share": Format("north.share", "bytes", f"seedset reveal {PUBLIC} --share WORLD/north.share {KEY}"),
+    "revealed share": Format("north.reveal", "toml", SHARED),
+    "roster with shares": Format("shared.toml", "toml", f"roster check WORLD/shared.toml --seedset {PUBLIC}"),
     "roster": Format("town/roster.toml", "toml", f"roster check WORLD/town/roster.toml {SEEDSET}"),
     "roster, amended": Format("town/roster.toml", "toml", AMEND),
     "peer config": Format("town/north/peer.toml", "toml", peer),

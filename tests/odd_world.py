@@ -7,6 +7,7 @@ import gzip
 import random
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,10 @@ from fedh2l.data.datasets.pacs import PACS
 from fedh2l.experiment.config import load_config
 from fedh2l.models.small import mlp
 from fedh2l.peer.audit import AuditLog
-from fedh2l.peer.membership.bundle import Part, merge
+from fedh2l.peer.membership.bundle import Bundle, Part, merge
 from fedh2l.peer.membership.public_samples import from_folder, image_schema
-from fedh2l.peer.membership.shares import commitment_to, draw_share
+from fedh2l.peer.membership.reveals import reveal
+from fedh2l.peer.membership.shares import commitment_to, draw_share, seed_of
 from fedh2l.peer.pki.certificates import read_key
 from fedh2l.peer.rehearsal import Rehearsal
 from fedh2l.runs.callbacks import Callback
@@ -144,6 +146,13 @@ def _federation(world: Path) -> None:
         share = commitment_to(draw_share(world / f"{name}.share"))
         Part(name, ("no", "yes"), made.bundle.schema, made.bundle.part(name), share).save(world / f"{name}.part")
     merge("rehearsal", [Part.load(world / f"{name}.part") for name in NAMES]).save(world / "public.safetensors")
+    bundle, shares = Bundle.load(world / "public.safetensors"), {}
+    for name in NAMES:
+        shares[name] = reveal(world / f"{name}.share", bundle, read_key(world / f"town/{name}/keys/node.key"))
+        shares[name].save(world / f"{name}.reveal")
+    seed = seed_of({name: each.share for name, each in shares.items()})
+    agreement = made.charter.agreement.model_copy(update={"seed": seed, "seedset": bundle.digest})
+    (world / "shared.toml").write_text(replace(made.charter, agreement=agreement, shares=shares).to_toml())
     log = AuditLog(world / "audit.jsonl", "north", "rehearsal", read_key(world / "town/north/keys/node.key"))
     for round in range(1, 4):
         log.record("posteriors", "south", round, bytes(100))

@@ -16,12 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path += [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parent / "peer")]
+
+from test_faults import SETTINGS, WITHIN
 
 from conftest import train
 from fedh2l.experiment.config import load_config
 from fedh2l.peer.membership.roster_file import Timing
-from test_faults import SETTINGS, WITHIN
 from town import NAMES, Town, rehearsal
 
 
@@ -45,7 +46,7 @@ def main() -> int:
         finally:
             town.close()
         found = town.accuracy()
-    skipped = {name: result["skipped"] for name, result in results.items()}
+    skipped = {name: result["peer"]["skipped"] for name, result in results.items()}
     print(f"{kills} kills in {given.rounds} rounds and {time.monotonic() - began:.0f} s; rounds skipped: {skipped}")
     print(f"accuracy {found:.2f}, undisturbed {wanted:.2f}: {abs(found - wanted):.2f} points, at most {WITHIN} wanted")
     return int(abs(found - wanted) > WITHIN or kills < given.kills)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -56,10 +57,16 @@ def write_exclusively(path: Path, data: bytes) -> None:
         os.link(partial, path)
     except OSError:
         if path.exists():
+            partial.unlink()
             raise FileExistsError(path) from None
         os.replace(partial, path)  # a file system without links
     else:
         partial.unlink()
+
+
+def is_leftover(path: Path, name: str) -> bool:
+    """Return whether a process left this file when it was killed in `write_exclusively`, writing `name`."""
+    return path.is_file() and re.fullmatch(rf"\.+{re.escape(name)}\.\d+(\.partial)+", path.name) is not None
 
 
 def private_folder(path: Path) -> None:

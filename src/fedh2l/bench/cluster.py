@@ -28,7 +28,7 @@ from fedh2l.experiment.settings import RaySettings
 from fedh2l.files import PRIVATE_FOLDER, write_atomically
 from fedh2l.hardware import CORES
 from fedh2l.plugins import search
-from fedh2l.runs.directory import PRIVATE_FOLDERS, RESULT
+from fedh2l.runs.directory import PRIVATE_FOLDERS, RESULT, refuse_links
 from fedh2l.runs.trainer import Interrupted
 
 Files = dict[str, bytes]
@@ -145,6 +145,7 @@ def _run_unit(
 
 def _read(root: Path, folder: Path) -> Files:
     """Return all files of a folder below `root`."""
+    refuse_links(root / folder)
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted((root / folder).rglob("*"))

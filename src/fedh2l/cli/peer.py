@@ -39,9 +39,6 @@ def peer(
         log.warning("running without certificates: any process on this machine can take part under any name")
     elif config.identity is not None and config.identity.ends_soon:
         log.warning("the certificate ends on %s: renew it", f"{config.identity.about.until:%Y-%m-%d}")
-    roster_file = config.history.all[0].roster_file
-    if roster_file.shares and config.name in roster_file.without_share:
-        log.warning("the seed does not come from a share of this member; if it did not join later, others chose it")
     out = config.path(config.settings.out)
     directory = RunDirectory.open(out) if (out / CONFIG).exists() else RunDirectory.claim(out, config.text)
     asked: list[bool] = []

@@ -14,6 +14,7 @@ from fedh2l.cli.run import AllowOption
 from fedh2l.data.augmentation_keys import SETS, Kind
 from fedh2l.errors import ConfigError, did_you_mean
 from fedh2l.extras import needs
+from fedh2l.files import write_exclusively
 from fedh2l.methods.registry import find_method, make_method
 from fedh2l.peer.membership.augmentation import AS_THEY_ARE, SharedViews
 from fedh2l.peer.membership.bundle import Bundle
@@ -22,12 +23,13 @@ from fedh2l.peer.membership.roster_file import (
     Member,
     RosterFile,
     Timing,
+    check_start,
     check_versions,
     differences,
     grouped,
     pin_digest,
 )
-from fedh2l.peer.membership.shares import commitment_to, read_share, seed_of
+from fedh2l.peer.membership.shares import Reveal, seed_of
 from fedh2l.plugins import allow_named
 
 app = typer.Typer(no_args_is_help=True, help="The roster: the members and the settings that they agree on.")
@@ -43,7 +45,7 @@ def init(
     method: Annotated[str, typer.Option(help="Method.")] = "fedh2l",
     share: Annotated[
         list[Path] | None,
-        typer.Option(metavar="NAME.share", help="Share of the seed from one member. Repeatable, one per member."),
+        typer.Option(metavar="NAME.reveal", help="Revealed share of one member. Repeatable, one per member."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed. Only if the members committed to no shares.")] = None,
     kind: Annotated[
@@ -63,7 +65,7 @@ def init(
     chosen = find_method(method)
     agreement = Agreement(
         federation=bundle.federation,
-        seed=seed_of(shares) if shares else seed or 0,
+        seed=seed_of({name: each.share for name, each in shares.items()}) if shares else seed or 0,
         rounds=rounds,
         seedset=bundle.digest,
         ema_decay=chosen.advice("run", bundle.labelled).get("ema_decay", 0.0),
@@ -110,7 +112,8 @@ def amend(
     check_versions([before, after])
     _write(after, out)
     err.print(
-        f"Wrote {out}. Give it to every member before round {from_round:,}; each names both in its peer.toml:",
+        f"Wrote {out}. Give it to every member before round {from_round:,}. "
+        "Each adds it to all earlier versions in its peer.toml:",
         f'    roster = ["{path.name}", "{out.name}"]',
         sep="\n",
         soft_wrap=True,
@@ -128,20 +131,15 @@ def _views(bundle: Bundle, kind: str | None, wanted: bool) -> SharedViews:
     return views if chosen or wanted else AS_THEY_ARE
 
 
-def _shares(files: Sequence[Path], bundle: Bundle, seed: int | None) -> dict[str, str]:
-    """Return the share of each member, found by the commitments in the seed set."""
-    owners = {commitment: name for name, commitment in bundle.commitments.items()}
+def _shares(files: Sequence[Path], bundle: Bundle, seed: int | None) -> dict[str, Reveal]:
+    """Return the revealed share of each member that committed to one in the seed set."""
+    owners = bundle.commitments
     if not owners and files:
         raise ConfigError("the seed set has no commitments to shares of the seed; leave out --share, or make it anew")
     if owners and seed is not None:
         raise ConfigError("--seed: the members committed to shares of the seed; give them with --share")
-    found = {}
-    for path in files:
-        share = read_share(path)
-        if commitment_to(share) not in owners:
-            raise ConfigError(f"the share in '{path}' matches no member's commitment in the seed set")
-        found[owners[commitment_to(share)]] = share
-    missing = sorted(set(owners.values()) - set(found))
+    found = {each.name: each for each in map(Reveal.load, files)}
+    missing = sorted(set(owners) - set(found))
     if missing:
         raise ConfigError(f"--share: the shares of {', '.join(missing)} are missing")
     if not owners:
@@ -163,10 +161,10 @@ def _members(given: Sequence[str]) -> tuple[Member, ...]:
 
 
 def _write(roster_file: RosterFile, out: Path) -> None:
-    if out.exists():
-        raise ConfigError(f"'{out}' exists already; name another file")
     try:
-        out.write_text(roster_file.to_toml(), encoding="utf-8")
+        write_exclusively(out, roster_file.to_toml().encode())
+    except FileExistsError:
+        raise ConfigError(f"'{out}' exists already; name another file") from None
     except OSError as error:
         raise ConfigError(f"cannot write '{out}': {error.strerror}") from error
 
@@ -176,10 +174,18 @@ def check(
     path: Annotated[Path, typer.Argument(metavar="ROSTER", help="Roster to check.")] = Path("roster.toml"),
     seedset: SeedSet = Path("seedset.safetensors"),
     other: Annotated[Path | None, typer.Option("--with", metavar="ROSTER", help="Roster to compare with.")] = None,
+    after: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="ROSTER", help="Earlier version of a later roster. Repeatable, from the first one on."),
+    ] = None,
+    joined: Annotated[bool, typer.Option("--joined", help="You join with this version, or joined later.")] = False,
     allow: AllowOption = None,
 ) -> None:
     """Check a roster and its seed set, and print the digest. All members must have the same digest."""
     roster_file, bundle = RosterFile.load(path), Bundle.load(seedset)
+    versions = [*map(RosterFile.load, after or ()), roster_file]
+    check_versions(versions)
+    check_start(versions[0], joined, "Name the earlier versions with --after. If you really join later, use --joined")
     roster_file.check_bundle(bundle)
     agreement = roster_file.agreement
     table = Table(title=f"'{agreement.federation}', version {agreement.version}: {roster_file.method.title}, "
@@ -191,7 +197,7 @@ def check(
     err.print(table)
     if not roster_file.shares:
         notice("The author of this roster chose the seed. It does not come from shares of all members.")
-    elif roster_file.without_share:
+    elif joined and roster_file.without_share:
         notice(
             f"The seed does not come from shares of {', '.join(roster_file.without_share)}. If they were members in "
             "round 1, the founder chose the seed. Refuse this roster then."

@@ -14,12 +14,15 @@ from fedh2l.cli.console import err, say
 from fedh2l.data.domain import Samples
 from fedh2l.errors import ConfigError
 from fedh2l.experiment.values import parse_value
+from fedh2l.extras import needs
 from fedh2l.peer.membership.bundle import Bundle, Part, merge
 from fedh2l.peer.membership.public_samples import from_folder, from_list, from_table, image_schema
 from fedh2l.peer.membership.records import in_words
 from fedh2l.peer.membership.shares import commitment_to, draw_share
 
-app = typer.Typer(no_args_is_help=True, help="The seed set: prepare a part, merge all parts, verify the result.")
+app = typer.Typer(
+    no_args_is_help=True, help="The seed set: prepare a part, merge all parts, verify the result, reveal a share."
+)
 
 
 Columns = Annotated[str | None, typer.Option(help="Numeric columns in the agreed order: age,pulse.")]
@@ -96,7 +99,7 @@ def _give(
     replace(made, commitment=commitment_to(draw_share(share))).save(target)
     err.print(f"Wrote {target}; send it to the founder.", soft_wrap=True)
     err.print(
-        f"Keep {share} to yourself until you hold the merged seed set; then send it to the founder, too.",
+        f"Keep {share} to yourself. When you hold the merged seed set, `fedh2l seedset reveal` signs the share for it.",
         soft_wrap=True,
     )
 
@@ -126,6 +129,27 @@ def merge_parts(
     bundle.save(out)
     _show(bundle)
     err.print(f"Wrote {out}; give it to every member.", soft_wrap=True)
+
+
+@app.command()
+def reveal(
+    share: Annotated[Path, typer.Option(metavar="NAME.share", help="Share of the seed. It stays here.")],
+    path: Annotated[Path, typer.Argument(metavar="SEEDSET", help="Merged seed set.")] = Path("seedset.safetensors"),
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Private key of this member.")] = Path("keys/node.key"),
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. By default NAME.reveal.")] = None,
+) -> None:
+    """Sign this member's share of the seed for one seed set. It cannot be revealed for another one after that."""
+    needs("peer", "cryptography")
+    from fedh2l.peer.membership.reveals import reveal as signed
+    from fedh2l.peer.pki.certificates import read_key
+
+    out = out or share.with_suffix(".reveal")
+    bundle = Bundle.load(path)
+    found = signed(share, bundle, read_key(key))
+    found.save(out)
+    err.print(f"Signed the share of '{found.name}' for this seed set, and for no other:", soft_wrap=True)
+    say(f"sha256: {bundle.digest}")
+    err.print(f"Wrote {out}; send it to the founder. Keep {share} to yourself.", soft_wrap=True)
 
 
 @app.command()

@@ -212,8 +212,9 @@ def clear(folder: Path, older_than: float | None = None) -> tuple[int, int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return this user's cache files in a folder."""
+    """Return this user's cache files in a folder. Links are not followed, since they lead to files outside."""
     there = [path for path in folder.iterdir() if OURS.fullmatch(path.name)] if folder.is_dir() else []
+    there = [path for path in there if not path.is_symlink()]
     return [path for path in there if not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()]
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fedh2l.data.domain import Samples
-from fedh2l.data.seedset import SeedSet
 from fedh2l.engines.local_nodes import Inboxes, LocalNodes, Outbox
 from fedh2l.engines.rounds import Done, Exchange, rounds
 from fedh2l.experiment.experiment import Experiment
@@ -22,10 +21,8 @@ from fedh2l.methods.base import Method
 from fedh2l.protocol.messages import Message
 from fedh2l.protocol.sampling import node_secret
 from fedh2l.protocol.topology import Graph
-from fedh2l.training.compute import Compute
 from fedh2l.training.node import Node
-from fedh2l.training.node_learner import NodeLearner
-from fedh2l.training.optimizers import OptimizerSettings
+from fedh2l.training.node_learner import NodeLearner, Training
 
 
 class Part(NamedTuple):
@@ -41,14 +38,8 @@ class Common(NamedTuple):
     """Settings and data that all nodes share."""
 
     method: Method
-    optimizer: OptimizerSettings
-    batch_size: int
-    dtype: torch.dtype
+    training: Training
     threads: int
-    seed_set: SeedSet
-    validation: Samples
-    compute: Compute
-    decay: float
 
 
 class WorkUnit(NamedTuple):
@@ -74,14 +65,9 @@ class Actor:
         os.environ[CORES] = str(cores)
         torch.set_num_threads(common.threads)
         self.device = torch.device(device)
-        seed_set = common.seed_set.to(self.device, common.dtype)
-        validation = common.validation.to(self.device, common.dtype)
-        learners = []
+        training, learners = common.training.to(self.device), []
         for part in parts:
-            learner = NodeLearner(
-                part.node, seed_set, part.secret, common.optimizer, common.batch_size, self.device, common.dtype,
-                validation, common.compute, common.decay,
-            )  # fmt: skip
+            learner = NodeLearner(part.node, training, part.secret)
             for name, module in part.networks.items():
                 learner.further(name, module)
             learner.restore(part.state)
@@ -143,14 +129,10 @@ def init_payload(
     experiment: Experiment, method: Method, learners: Sequence[NodeLearner]
 ) -> tuple[Common, dict[str, Part]]:
     """Return the data that actors start with: the common data, and the part of each node."""
-    settings, first = experiment.settings, learners[0]
-    assert first.validation is not None
-    common = Common(
-        method, experiment.optimizer, settings.batch_size, settings.torch_dtype, settings.threads, first.seed_set,
-        first.validation, settings.compute, settings.ema_decay,
-    )  # fmt: skip
+    settings = experiment.settings
     nodes = zip(experiment.members, learners, strict=True)
-    return common, {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}
+    parts = {node.name: part_of(node, learner, settings.seed) for node, learner in nodes}
+    return Common(method, experiment.training(), settings.threads), parts
 
 
 def dealt(nodes: Sequence[Node], actors: int) -> list[list[Node]]:

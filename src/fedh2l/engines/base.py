@@ -47,21 +47,8 @@ class NodesLostError(RunError):
         super().__init__("the process of a node died")
 
 
-class Engine(ABC):
-    """Runs rounds, and evaluates the nodes' models.
-
-    If nodes run in other processes, any call may raise `NodesLostError`.
-    """
-
-    fragile: ClassVar[bool] = False
-    """Whether nodes can be lost, so that there must always be a checkpoint."""
-
-    ledger: Ledger
-    """Counts of all bytes sent so far."""
-
-    @abstractmethod
-    def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
-        """Run rounds `first` to `last`, or fewer if `keep_going(round)` is false. Return the last one done."""
+class Models(ABC):
+    """The models of the nodes, as a recorder sees them: to check, evaluate, select and save them."""
 
     @abstractmethod
     def verify(self) -> None:
@@ -75,7 +62,7 @@ class Engine(ABC):
     def complete(self, count: bool) -> None:
         """Send the nodes the parts of their models that a server still holds, before an evaluation.
 
-        `count` adds the message to the ledger. Real peers would send it once, after its last round.
+        `count` adds the message to the ledger. Real peers would send it once, after the last round.
         """
 
     @abstractmethod
@@ -123,6 +110,26 @@ class Engine(ABC):
     def parameter_bytes(self) -> int:
         """Size of all nodes' parameters in bytes, to estimate the cost of a checkpoint."""
 
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Release resources. Models are not changed."""
+
+
+class Engine(Models):
+    """Runs rounds, and evaluates the nodes' models.
+
+    If nodes run in other processes, any call may raise `NodesLostError`.
+    """
+
+    fragile: ClassVar[bool] = False
+    """Whether nodes can be lost, so that there must always be a checkpoint."""
+
+    ledger: Ledger
+    """Counts of all bytes sent so far."""
+
+    @abstractmethod
+    def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
+        """Run rounds `first` to `last`, or fewer if `keep_going(round)` is false. Return the last one done."""
+
     def moves(self, other: Engine) -> bool:
         """Return whether `advance` also runs the rounds of another experiment's engine."""
         return other is self
@@ -130,6 +137,3 @@ class Engine(ABC):
     def revive(self) -> list[str]:
         """Restart lost nodes and return their names. All nodes must then be restored."""
         return []
-
-    def close(self) -> None:  # noqa: B027 - most engines hold nothing
-        """Release the engine's resources. Models are not changed."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedh2l.data.domain import Samples
-from fedh2l.engines.base import Fault, Which
+from fedh2l.engines.base import Fault, Models, Which, raise_earliest
 from fedh2l.engines.thread_pool import NodeThreads
 from fedh2l.methods.base import Method, check_declared
 from fedh2l.protocol.messages import Message, Posteriors
@@ -25,7 +25,7 @@ Inboxes = Mapping[str, Sequence[Message]]
 """The messages for each node."""
 
 
-class LocalNodes:
+class LocalNodes(Models):
     """Runs the nodes in this process, in threads if there are enough cores.
 
     The order of nodes within a phase makes no difference, so they run in parallel. Models that draw from torch's own
@@ -41,9 +41,12 @@ class LocalNodes:
         self._signals: list[tuple[Posteriors, Tensor]] = []
         """Posteriors since the last check, with the labels of their batches. They are small, and checked together."""
         self._last: dict[str, dict[str, Tensor]] = {}
+        self.round = 0
+        """The present round."""
 
     def local_step(self, round: int) -> None:
         """Train every node on its local data."""
+        self.round = round
         self._threads.each("torch-local", round, lambda learner: self.method.local_step(learner, round), self.learners)
 
     def emit(self, round: int) -> Outbox:
@@ -82,18 +85,25 @@ class LocalNodes:
         for learner in self.learners:
             self.method.forget(learner)
 
-    def complete(self, message: Message) -> None:
-        """Send every node the part of its model that a server still holds."""
+    def complete(self, count: bool) -> None:
+        """Do nothing: without a server, the nodes hold their models themselves."""
+
+    def take(self, message: Message) -> None:
+        """Give every node the part of its model that a server still held."""
         for learner in self.learners:
             self.method.complete(learner, message)
 
-    def faults(self, round: int) -> list[Fault]:
-        """Return the faults since the last call, up to `round`: losses, parameters, messages."""
+    def verify(self) -> None:
+        """Read all losses and flags at once, so that no round waits for the device."""
+        raise_earliest(self.faults())
+
+    def faults(self) -> list[Fault]:
+        """Return the faults since the last call: losses, parameters, messages."""
         found: list[Fault] = []
         for learner in self.learners:
             for what, network in learner.in_training():
                 if not bool(torch.isfinite(network.parameters).all()):
-                    found.append(Fault(round, 3, learner.name, f"{what} are not finite"))
+                    found.append(Fault(self.round, 3, learner.name, f"{what} are not finite"))
             for name, entries in learner.records.items():
                 finite = torch.isfinite(torch.stack([value for _, value in entries])).tolist()
                 if not all(finite):
@@ -107,7 +117,6 @@ class LocalNodes:
         return found
 
     def series(self) -> dict[str, dict[str, list[float]]]:
-        """Return the scalars that each node recorded since the last call."""
         collected = {}
         for learner in self.learners:
             collected[learner.name] = {
@@ -118,12 +127,9 @@ class LocalNodes:
         return collected
 
     def validate(self) -> dict[str, int]:
-        """Return each model's number of correct samples of the pooled validation data."""
         return {name: right for name, (right,) in self.correct([self._validation]).items()}
 
     def correct(self, sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """Return each model's number of correct samples in each set."""
-
         def count(learner: NodeLearner) -> list[int]:
             with learner.showing(learner.shown):
                 return [count_correct(learner.predict, samples) for samples in sets]
@@ -131,7 +137,6 @@ class LocalNodes:
         return dict(zip((learner.name for learner in self.learners), self._threads.map(count), strict=True))
 
     def validate_views(self) -> dict[str, dict[str, int]]:
-        """Return counts as `validate` does for each extra evaluation of the method, by name."""
         names = [learner.name for learner in self.learners]
         counts = {}
         for view in self.method.views(self.learners[0]):
@@ -140,7 +145,6 @@ class LocalNodes:
         return counts
 
     def correct_view(self, view: str, names: Sequence[str], sets: Sequence[Samples]) -> dict[str, list[int]]:
-        """Return counts as `correct` does for one extra evaluation of the named nodes in this process."""
         return {
             learner.name: [count_correct(self.method.views(learner)[view], samples) for samples in sets]
             for learner in self.learners
@@ -154,7 +158,6 @@ class LocalNodes:
         return validation
 
     def keep_best(self, names: Iterable[str]) -> None:
-        """Save the present weights of the named nodes in this process as their best."""
         wanted = set(names)
         for learner in self.learners:
             if learner.name in wanted:
@@ -174,11 +177,9 @@ class LocalNodes:
             learner.network.load_weights(learner.best if which == "best" and learner.best else self._last[learner.name])
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
-        """Return the state dict of each node's model."""
         return {learner.name: learner.module.state_dict() for learner in self.learners}
 
     def logits(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Return each model's logits for `inputs` `(n, …)`, on the CPU: `(n, classes)`."""
         said = {}
         for learner in self.learners:
             with learner.network.exactly():
@@ -186,18 +187,16 @@ class LocalNodes:
         return said
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that the next round depends on, under `node/…`."""
         return {f"{learner.name}/{key}": value for learner in self.learners for key, value in learner.state().items()}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore each learner from a result of `state`."""
+    def restore(self, state: Mapping[str, Tensor], round: int = 0) -> None:
+        self.round = round
         self._sent, self._signals, self._last = [], [], {}
         for learner in self.learners:
             learner.restore(under(learner.name, state))
 
     @property
     def parameter_bytes(self) -> int:
-        """Size of all models' parameters in bytes."""
         return sum(learner.parameters.nbytes for learner in self.learners)
 
     def close(self) -> None:

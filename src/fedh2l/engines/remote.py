@@ -74,7 +74,7 @@ class RemoteEngine(Engine):
         return {name: said[name] for name in self.roster.names if name in said}
 
     def verify(self) -> None:
-        found: list[Fault] = [fault for part in self._ask("faults", self._round_done) for fault in part]
+        found: list[Fault] = [fault for part in self._ask("faults") for fault in part]
         raise_earliest(found + self.router.faults())
 
     def series(self) -> dict[str, dict[str, list[float]]]:
@@ -83,7 +83,7 @@ class RemoteEngine(Engine):
     def complete(self, count: bool) -> None:
         message = self.router.closing(self._round_done, count)
         if message is not None:
-            self._ask("complete", self._stored(message))
+            self._ask("take", self._stored(message))
 
     def validate(self) -> dict[str, int]:
         return self._named("validate")

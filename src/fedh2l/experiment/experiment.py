@@ -20,7 +20,7 @@ from fedh2l.protocol.roster import Roster
 from fedh2l.protocol.sampling import node_secret
 from fedh2l.training.fingerprint import Fingerprint
 from fedh2l.training.node import Node
-from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.node_learner import NodeLearner, Training
 from fedh2l.training.optimizers import OptimizerSettings
 
 log = logging.getLogger("fedh2l")
@@ -80,31 +80,27 @@ class Experiment:
 
     def learners(self) -> list[NodeLearner]:
         """Return the nodes' learners, in roster order, with their initial weights."""
-        device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
-        parts = {node.name: node.domain.public for node in self.nodes}
-        views = self.nodes[0].domain.augmentation
-        seed_set = SeedSet(parts, self.settings.seed, views.public if views else None, self.labelled).to(device, dtype)
-        validation = Samples.concatenate([node.domain.validation for node in self.nodes]).to(device, dtype)
-        learners = [
-            NodeLearner(
-                node,
-                seed_set,
-                node_secret(self.settings.seed, node.name),
-                self.optimizer,
-                self.settings.batch_size,
-                device,
-                dtype,
-                validation,
-                self.settings.compute,
-                self.settings.ema_decay,
-            )
-            for node in self.members
-        ]
+        training = self.training().to(resolve_device(self.settings.device))
+        learners = [NodeLearner(node, training, node_secret(self.settings.seed, node.name)) for node in self.members]
         if not self.method.heterogeneous:
             able = [name for name, method in METHODS.items() if method.heterogeneous]
             require_one_architecture(learners, self.method.title, able)
         self._models.update({learner.name: learner.fingerprint for learner in learners})
         return learners
+
+    def training(self) -> Training:
+        """Return what all nodes share, on the CPU."""
+        settings, views = self.settings, self.nodes[0].domain.augmentation
+        parts = {node.name: node.domain.public for node in self.nodes}
+        return Training(
+            seed_set=SeedSet(parts, settings.seed, views.public if views else None, self.labelled),
+            validation=Samples.concatenate([node.domain.validation for node in self.nodes]),
+            optimizer=self.optimizer,
+            batch_size=settings.batch_size,
+            dtype=settings.torch_dtype,
+            compute=settings.compute,
+            ema_decay=settings.ema_decay,
+        )
 
     @property
     def fingerprint(self) -> dict[str, Fingerprint]:

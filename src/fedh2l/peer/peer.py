@@ -19,7 +19,7 @@ from fedh2l.peer.membership.roster_file import Timing
 from fedh2l.peer.membership.roster_history import RosterVersion
 from fedh2l.peer.monitoring.status import MonitoringPorts, Phase
 from fedh2l.peer.progress import PeerProgress
-from fedh2l.peer.recorder import Recorder
+from fedh2l.peer.recorder import PeerRecorder
 from fedh2l.peer.settings import PeerConfig
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport.handshake import RosterDigests
@@ -33,7 +33,7 @@ from fedh2l.runs.checkpoints import restoring
 from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.trainer import torch_settings
 from fedh2l.training.node import Node
-from fedh2l.training.node_learner import NodeLearner
+from fedh2l.training.node_learner import NodeLearner, Training
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -63,7 +63,7 @@ class Peer:
         self.node = Node(self.name, own.model or "", config.domain, own.model_args, weights=own.weights)
         self.local_nodes = LocalNodes([self._learner()], self.roster_version.method)
         self.method = self.roster_version.method
-        self.recorder = Recorder(config, directory, self.node, self.local_nodes)
+        self.recorder = PeerRecorder(config, directory, self.node, self.local_nodes, lambda: self.audit.sent.total())
         self.skipped = 0
         """Number of rounds that this peer has skipped."""
         self.round = self.roster_version.first - 1
@@ -100,12 +100,16 @@ class Peer:
 
     def _learner(self) -> NodeLearner:
         config, run = self.config, self.config.run
-        device, dtype = self._device, run.torch_dtype
-        validation = config.domain.validation.to(device, dtype)
-        seed_set = self._public(self.roster_version)
-        rest = (run.batch_size, device, dtype, validation, run.compute, run.ema_decay)
-        learner = NodeLearner(self.node, seed_set, config.secret, config.optimizer, *rest)
-        return learner
+        training = Training(
+            seed_set=self.roster_version.seed_set,
+            validation=config.domain.validation,
+            optimizer=config.optimizer,
+            batch_size=run.batch_size,
+            dtype=run.torch_dtype,
+            compute=run.compute,
+            ema_decay=run.ema_decay,
+        )
+        return NodeLearner(self.node, training.to(self._device), config.secret)
 
     def _inbox(self) -> Inbox:
         if self.timing.mode == "asynchronous":
@@ -262,7 +266,7 @@ class Peer:
 
     def _arrive(self) -> None:
         due = not self.finished and self.recorder.checkpoint_is_due(self.round)
-        self.recorder.arrive(self.round, self.audit.sent.total(), look=due)
+        self.recorder.arrive(self.round, look=due)
         if time.monotonic() - self._told > HEADS:
             self._told = time.monotonic()
             for sender in self.peers.senders.values():
@@ -280,7 +284,7 @@ class Peer:
     def _resume(self) -> None:
         self._result = self.recorder.result(self.rounds, self.history)
         if self._result is not None:
-            self.round, self.peers.finished = self.rounds, set(self._result["done"])
+            self.round, self.peers.finished = self.rounds, set(self._result["peer"]["done"])
             log.warning("'%s' has already done its last round", self.name)
             return
         checkpoint = self.recorder.newest(self.history)
@@ -296,15 +300,15 @@ class Peer:
         """Write the result once. Later calls only update the list of members that are done."""
         done = sorted(name for name in self.history.names if self.peers.says_done(name))
         if self._result is not None:
-            self._result |= {"done": done}
+            self._result["peer"]["done"] = done
             self.recorder.directory.write_result(self._result)
             return
         refused = {f"{name}: {why}": count for (name, why), count in sorted(self.inbox.refused.items())}
         others = [name for name in self.history.names if name != self.name]
         sent = {name: self.audit.sent[name] for name in others}
-        about = {"skipped": self.skipped, "bytes": sent, "refused": refused, "done": done}
+        about = {"skipped": self.skipped, "refused": refused, "done": done}
         about |= self.recorder.made_by(self.roster_version)
-        self._result = self.recorder.finish(self.round, about)
+        self._result = self.recorder.finish(self.round, self.method.title, sent, about)
 
     def _goodbye(self) -> pb.Goodbye:
         return pb.Goodbye(round=self.round, finished=self.finished)

@@ -170,7 +170,7 @@ class Rehearsal:
         shares = [100 * right / len(validation) for right in selection.validated(config.run.selection)]
         results = node_results(self.names, [node.model_name for node in nodes], chosen, last, totals, when, shares)
         averages, averages_last = summarise(results)
-        conflicts = [entry["conflicts"] for entry in said.values()]
+        conflicts = [entry["peer"]["conflicts"] for entry in said.values()]
         return Result(
             method=config.method.title,
             seed=config.run.seed,
@@ -206,9 +206,9 @@ class Rehearsal:
             rows = min(method.public_batch_rows(self.config.run.batch_size), end - start)
             payload = Posteriors.payload_size_of((rows, classes), self.bundle.labelled, method.written)
             size = encoded_size("posteriors", str(method.written), (rows, classes), self.bundle.labelled)
-            for other, sent in said[name]["bytes"].items():
+            for edge, sent in said[name]["bytes"]["edges"].items():
                 if sent:
-                    ledger.edges[f"{name}->{other}"] += sent
+                    ledger.edges[edge] += sent
                     ledger.payload += sent // size * payload
             sends = [r for r in range(1, self.config.run.rounds + 1) if method.exchanges(r)]
             heard = [r for r in sends if any(name in t for t in method.teachers(roster, r).values())]

@@ -20,7 +20,7 @@ from fedh2l.experiment.config import Resolved, resolve
 from fedh2l.experiment.settings import RunSettings
 from fedh2l.files import UnreadableError, read_text, read_toml
 from fedh2l.peer.membership.bundle import Bundle
-from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.membership.roster_file import RosterFile, check_start
 from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion, pair_up
 from fedh2l.peer.own_data import own_domain
 from fedh2l.peer.pki.certificates import Identity, folder_for, write_private
@@ -43,6 +43,7 @@ class PeerSettings(Section):
     seedset: str | list[str] = Field(
         "seedset.safetensors", description="Seed set file, or a list of the seed sets of all versions."
     )
+    joined: bool = Field(False, description="This member joined with a later version of the roster than the first.")
     certificate: str = Field("keys/node.pem", description="Certificate of this node.")
     key: str = Field("keys/node.key", description="Private key of this node. It never leaves this machine.")
     authority: str = Field("ca.pem", description="Certificate of the authority.")
@@ -120,7 +121,7 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
     if name is None:
         raise ConfigError("peer.name: without certificates a peer must be given its name")
     _check_addresses(roster_files, settings, insecure)
-    history = pair_up(roster_files, [Bundle.load(folder / file) for file in _files(settings.seedset)]).since(name)
+    history = _history(roster_files, folder, settings, name)
     first = history.all[0]
     found = _resolved(raw, first, history.rounds_of(name))
     data, seed = raw.get("data", {}), found.run.seed
@@ -171,6 +172,14 @@ def _own_settings(raw: Mapping[str, Any], folder: Path) -> PeerSettings:
         if key not in LOCAL:
             raise ConfigError(f"run.{key}: for a peer this is agreed in the roster, or has no meaning")
     return settings
+
+
+def _history(roster_files: Sequence[RosterFile], folder: Path, settings: PeerSettings, name: str) -> RosterHistory:
+    """Return the versions of the roster, each with its seed set, from the first of this member on."""
+    history = pair_up(roster_files, [Bundle.load(folder / file) for file in _files(settings.seedset)]).since(name)
+    remedy = "Name all versions in peer.roster. If this member really joins later, set peer.joined = true"
+    check_start(history.all[0].roster_file, settings.joined, remedy)
+    return history
 
 
 def _resolved(raw: Mapping[str, Any], version: RosterVersion, rounds: int) -> Resolved:

@@ -13,6 +13,7 @@ from typing import Any
 from fedh2l.errors import ConfigError, FedH2LError, RunError, shown
 from fedh2l.files import (
     UnreadableError,
+    is_leftover,
     json_object,
     private_folder,
     read_text,
@@ -58,7 +59,7 @@ class RunDirectory:
         try:
             if folder.exists() and not folder.is_dir():
                 raise RunError(f"'{folder}' is a file; name a directory for the run")
-            if overwrite and folder.is_dir() and any(folder.iterdir()):
+            if overwrite and not directory._is_free():
                 directory.remove_run()
             if (folder / CONFIG).exists():
                 state = "has" if (folder / RESULT).exists() else "has not"
@@ -66,7 +67,7 @@ class RunDirectory:
                     f"'{folder}' belongs to another run, which {state} ended. Continue that one (--resume, or "
                     "resume=True in Python), replace it (--overwrite, or overwrite=True), or name another directory"
                 )
-            if folder.is_dir() and any(folder.iterdir()):
+            if not directory._is_free():
                 raise RunError(f"'{folder}' is not empty; name a new directory for the run")
             folder.mkdir(parents=True, exist_ok=True)
             write_exclusively(folder / CONFIG, config.encode())
@@ -75,6 +76,10 @@ class RunDirectory:
         except OSError as error:
             raise RunError(f"cannot write to '{folder}': {error.strerror}; name another directory") from error
         return directory
+
+    def _is_free(self) -> bool:
+        """Return whether a run can start here: there is nothing, or only the rest of a start that was killed."""
+        return not self.path.is_dir() or all(is_leftover(path, CONFIG) for path in self.path.iterdir())
 
     @staticmethod
     def default_path(dataset: str, method: str, seed: int) -> Path:
@@ -87,12 +92,13 @@ class RunDirectory:
 
     @staticmethod
     def open(path: str | Path) -> RunDirectory:
-        """Open an existing run."""
+        """Open an existing run. The directory may be a symbolic link, but may not contain one."""
         directory = RunDirectory(path)
         if not directory.config_path.is_file():
             raise RunError(f"'{path}' is not a run: it has no {CONFIG}")
         if not directory.config_text().strip():
             raise RunError(f"'{path}' cannot be used: its {CONFIG} is empty")
+        refuse_links(directory.path)
         return directory
 
     def remove_run(self) -> None:
@@ -230,6 +236,16 @@ class RunDirectory:
     def nodes(self) -> list[str]:
         """Return the names of the nodes whose models are saved."""
         return sorted(p.name.removesuffix("-best.safetensors") for p in (self.path / MODELS).glob("*-best.safetensors"))
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse symbolic links in a directory that others may have made. They could lead to files outside."""
+    link = next((path for path in folder.rglob("*") if path.is_symlink()), None)
+    if link is not None:
+        raise RunError(
+            f"'{link}' is a symbolic link, and a run could change files outside its directory through it. Remove the "
+            "link, or put a copy in its place"
+        )
 
 
 def _is_of_run(path: Path) -> bool:

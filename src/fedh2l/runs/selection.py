@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedh2l.engines.base import Engine, Which
+from fedh2l.engines.base import Models, Which
 from fedh2l.training.metrics import average, scores
 
 
@@ -43,16 +43,16 @@ class ModelSelection:
         self._present = dict(counts)
         return best
 
-    def take_views(self, engine: Engine, tests: Sequence[Any], round: int, always: bool) -> None:
+    def take_views(self, models: Models, tests: Sequence[Any], round: int, always: bool) -> None:
         """Record the extra evaluations. Test each new best at once, because its weights are not kept.
 
         With `always`, every model is tested.
         """
-        for view, counts in engine.validate_views().items():
+        for view, counts in models.validate_views().items():
             known = self.views.setdefault(view, {})
             best = [name for name, right in counts.items() if always or name not in known or right >= known[name][0]]
             if best:
-                tested = engine.correct_view(view, best, tests)
+                tested = models.correct_view(view, best, tests)
                 known |= {name: ViewScore(counts[name], round, tested[name]) for name in best}
 
     def summary(self, series: Mapping[str, Mapping[str, Sequence[float]]], samples: int) -> dict[str, dict[str, float]]:

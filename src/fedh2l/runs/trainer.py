@@ -16,24 +16,16 @@ from fedh2l.errors import DivergedError, RunError, UnsoundMessageError
 from fedh2l.experiment.experiment import Experiment
 from fedh2l.experiment.settings import RunSettings
 from fedh2l.hardware import resolve_device
-from fedh2l.models.saved import pack_model, probe
 from fedh2l.runs.callbacks import Callback
 from fedh2l.runs.checkpoints import Checkpoint, pack, restoring, unpack
-from fedh2l.runs.clock import Clock
 from fedh2l.runs.directory import RunDirectory
+from fedh2l.runs.recorder import AUTOMATIC, Recorder
 from fedh2l.runs.result import Result, node_results, summarise
-from fedh2l.runs.selection import ModelSelection
 
 log = logging.getLogger("fedh2l")
 
-AUTOMATIC = 50
-"""Rounds between decisions about automatic checkpoints."""
-
 KEPT_BYTES = 200 * 10**6
 """A run that has ended keeps its last checkpoint if it is smaller than this."""
-
-STATE_COPIES = 9
-"""Size of a checkpoint in copies of the parameters: themselves, the best, and two optimiser states of three."""
 
 
 class Interrupted(Exception):  # noqa: N818 - an outcome rather than an error
@@ -58,14 +50,18 @@ class Trainer:
     ) -> None:
         self.experiment = experiment
         self.settings = experiment.settings
-        self.directory = directory
         self.callbacks = callbacks
         self.stop = stop
         self.engine = engine or engines_for([experiment])[0]
         self.round = 0
-        self.selection = ModelSelection(experiment.roster.names)
-        device, dtype = resolve_device(self.settings.device), self.settings.torch_dtype
-        domains = [node.domain for node in experiment.nodes]
+        self.recorder = Recorder(
+            self.engine,
+            experiment.members,
+            self.settings,
+            experiment.optimizer,
+            directory,
+            lambda: self.engine.ledger.total,
+        )
         self.save_models = True
         """Whether to write each node's models to the run directory."""
         self.extensible = True
@@ -73,12 +69,18 @@ class Trainer:
         self._pending = False
         """Whether the present round is not evaluated yet. The last checkpoint is written before the evaluation, so an
         extended run evaluates that round only if it is due."""
-        self._validation_size = sum(len(domain.validation) for domain in domains)
-        self._tests = [domain.test.to(device, dtype) for domain in domains]
-        self._clock = Clock()
         self._last_checkpoint: Path | None = None
         self._kept: Checkpoint | None = None
         """Newest checkpoint of a run without a directory."""
+
+    @property
+    def directory(self) -> RunDirectory | None:
+        """Directory of the run, if it has one."""
+        return self.recorder.directory
+
+    @directory.setter
+    def directory(self, directory: RunDirectory | None) -> None:
+        self.recorder.directory = directory
 
     def resume(self) -> bool:
         """Restore the newest sound checkpoint of the run directory. Return False if there is none."""
@@ -88,7 +90,7 @@ class Trainer:
             self._last_checkpoint, checkpoint = found
             self._restore(checkpoint)
             with restoring(self.directory.path):
-                self._clock.before = float(checkpoint.plain["seconds"])
+                self.recorder.clock.before = float(checkpoint.plain["seconds"])
         return found is not None
 
     @contextmanager
@@ -111,14 +113,9 @@ class Trainer:
     def _begin(self) -> None:
         if self.directory:
             self.directory.sign(self.experiment.fingerprint)
-            self._forget_what_follows(self.directory)
-        self._clock.start()
+            self.recorder.forget_after(self.round, self.round - self._pending)
+        self.recorder.clock.start()
         self._tell("on_start", list(self.experiment.roster.names), self.round + 1, self.settings.rounds)
-
-    def _forget_what_follows(self, directory: RunDirectory) -> None:
-        """Remove metrics and checkpoints of rounds after the restored checkpoint."""
-        directory.cut_metrics(self.round - self._pending)
-        directory.checkpoints.drop_after(self.round)
 
     def _arrive(self, round: int) -> None:
         """Complete a round: verify it, and evaluate or write a checkpoint if that is due."""
@@ -128,14 +125,13 @@ class Trainer:
         if self.round == self.settings.rounds:
             self._keep_last()
         self._settle()
-        if self.round < self.settings.rounds and self._checkpoint_due():
+        if self.round < self.settings.rounds and self.recorder.checkpoint_is_due(self.round):
             self._checkpoint()
 
     def _settle(self) -> None:
         """Evaluate the present round if that is due and not done yet."""
-        due = self.round % self.settings.eval_every == 0 or self.round == self.settings.rounds
-        if self._pending and due:
-            self._evaluate()
+        if self._pending and self.recorder.evaluation_is_due(self.round):
+            self._tell("on_evaluation", self.recorder.evaluate(self.round))
         self._pending = False
 
     def _secure(self, lost: bool) -> None:
@@ -159,8 +155,7 @@ class Trainer:
             self._last_checkpoint, checkpoint = found
         if checkpoint is not None:
             self._restore(checkpoint)
-        if self.directory:
-            self._forget_what_follows(self.directory)
+        self.recorder.forget_after(self.round, self.round - self._pending)
         log.warning(
             "%s died after round %d; all nodes go on from round %d",
             " and ".join(f"node '{name}'" for name in lost) or "a node's process", reached, self.round,
@@ -188,81 +183,42 @@ class Trainer:
             advice = "" if isinstance(error, UnsoundMessageError) else " A lower optimizer.lr may help."
             raise type(error)(f"{error}; training stopped. {kept}{advice}") from None
 
-    def _evaluate(self) -> None:
-        self.engine.complete(count=self.round == self.settings.rounds)
-        self.engine.keep_best(self.selection.take(self.engine.validate(), self.round))
-        self.selection.take_views(self.engine, self._tests, self.round, self.settings.selection == "last")
-        entry = {
-            "round": self.round,
-            "nodes": self.selection.summary(self.engine.series(), self._validation_size),
-            "bytes": self.engine.ledger.total,
-            "seconds": round(self._clock.seconds, 3),
-        }
-        if self.directory:
-            self.directory.append_metrics(entry)
-        self._tell("on_evaluation", entry)
-
     def _finish(self) -> Result:
-        names = self.experiment.roster.names
-        counts: dict[Which, list[list[int]]] = {}
-        rounds: dict[Which, list[int]] = {"last": [self.round] * len(names), "best": self.selection.best_rounds()}
-        order: list[Which] = ["last", "best"]
-        for which in order:
-            self.engine.select(which)
-            right = self.engine.correct(self._tests)
-            counts[which] = [right[name] for name in names]
-            self._save_models(which, rounds[which])
-        selection = self.settings.selection
-        self.engine.select(selection)
-        totals = [len(test) for test in self._tests]
-        nodes = node_results(
-            names,
-            [node.model_name for node in self.experiment.nodes],
-            counts[selection],
-            counts["last"],
-            totals,
-            rounds[selection],
-            [100 * right / self._validation_size for right in self.selection.validated(selection)],
-        )
+        recorder, selection, experiment = self.recorder, self.recorder.selection, self.experiment
+        rounds: dict[Which, list[int]] = {"last": [self.round] * len(recorder.names), "best": selection.best_rounds()}
+        last = recorder.test("last", rounds["last"], self.save_models)
+        best = recorder.test("best", rounds["best"], self.save_models)
+        chosen = self.settings.selection
+        self.engine.select(chosen)
+        selected = best if chosen == "best" else last
+        totals = [len(test) for test in recorder.tests]
+        validated = [100 * right / recorder.validation_size for right in selection.validated(chosen)]
+        models = [node.model_name for node in experiment.nodes]
+        nodes = node_results(recorder.names, models, selected, last, totals, rounds[chosen], validated)
         averages, averages_last = summarise(nodes)
         result = Result(
-            method=self.experiment.method.title,
+            method=experiment.method.title,
             seed=self.settings.seed,
             rounds=self.settings.rounds,
-            selection=selection,
+            selection=chosen,
             nodes=nodes,
             average=averages,
             last=averages_last,
-            matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in counts[selection]],
+            matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in selected],
             bytes=self.engine.ledger.summary(self.settings.rounds),
-            conflict_rate=self.selection.conflict_rate,
-            seconds=round(self._clock.seconds, 3),
-            views=self.selection.view_averages(totals),
+            conflict_rate=selection.conflict_rate,
+            seconds=recorder.seconds,
+            views=selection.view_averages(totals),
         )
         if self.directory:
             self.directory.write_result(result.to_dict())
             self.directory.checkpoints.keep_only(self.round)  # only the one from `_keep_last`
         return result
 
-    def _save_models(self, which: Which, rounds: Sequence[int]) -> None:
-        if self.directory and self.save_models:
-            weights = self.engine.state_dicts()
-            first = self.experiment.nodes[0]
-            said = self.engine.logits(probe(first.input_shape, first.floating, self.settings.torch_dtype))
-            for node, taken in zip(self.experiment.members, rounds, strict=True):
-                data = pack_model(weights[node.name], said[node.name], node.description(taken, which))
-                self.directory.write_model(node.name, which, data)
-
-    def _checkpoint_due(self) -> bool:
-        every = self.settings.checkpoint_every
-        if every == "auto":
-            return self._clock.affords_checkpoint(STATE_COPIES * self.engine.parameter_bytes)
-        return every > 0 and self.round % every == 0
-
     def _checkpoint(self) -> Path | None:
         if self.directory is None and not self.engine.fragile:
             return None
-        with self._clock.checkpointing():
+        with self.recorder.clock.checkpointing():
             checkpoint = self._state()
             if self.directory is None:
                 self._kept = unpack(pack(checkpoint))  # a copy that does not change
@@ -282,14 +238,12 @@ class Trainer:
 
     def _state(self) -> Checkpoint:
         plain = {
-            "settings": self._fingerprint(),
+            "rules": self.experiment.rules,
             "rounds": self.settings.rounds,
             "pending": self._pending,
-            **self.selection.state(),
             "ledger": self.engine.ledger.state(),
-            "seconds": self._clock.seconds,
         }
-        return Checkpoint(self.round, self.engine.state(), plain)
+        return self.recorder.state(self.round, plain)
 
     def _write(self, directory: RunDirectory, checkpoint: Checkpoint) -> Path:
         try:
@@ -304,31 +258,17 @@ class Trainer:
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
         plain = checkpoint.plain
-        now, then = self._fingerprint(), plain["settings"]
-        different = [key for key in now if now[key] != then.get(key)]
-        if different:
+        self.recorder.check(plain["settings"], "checkpoint is of a run")
+        if plain["rules"] != self.experiment.rules:
             raise RunError(
-                f"the checkpoint is of a run with another {' and '.join(different)}; give what it was started with"
+                "the checkpoint is of a run with another roster (nodes, seed or method); give what it was started with"
             )
         if self.directory:
             self.directory.check(self.experiment.fingerprint)
         self.experiment.check_rounds(max(plain["rounds"], checkpoint.round))
-        self.engine.restore(checkpoint.tensors, checkpoint.round)
+        self.recorder.restore(checkpoint)
         self.round, self._pending = checkpoint.round, bool(plain["pending"])
-        self.selection.restore(plain)
         self.engine.ledger.restore(plain["ledger"])
-
-    def _fingerprint(self) -> dict[str, Any]:
-        """Return the values that must be the same to continue from a checkpoint."""
-        return {
-            "roster (nodes, seed or method)": self.experiment.rules,
-            "optimizer": self.experiment.optimizer.model_dump(),
-            "dtype": self.settings.dtype,
-            "precision or micro_batch": list(self.settings.compute),
-            "models": [node.model_name for node in self.experiment.nodes],
-            "size of models": self.engine.parameter_bytes,
-            "evaluation": [self.settings.eval_every, self.settings.selection_rule, self.settings.ema_decay],
-        }
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:

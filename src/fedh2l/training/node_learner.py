@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from fedh2l.data.domain import Samples
 from fedh2l.data.seedset import SeedSet
 from fedh2l.hardware import uploaded
 from fedh2l.protocol.sampling import PrivatePurpose, shuffled, torch_seed
-from fedh2l.training.compute import AS_USUAL, Compute
+from fedh2l.training.compute import Compute
 from fedh2l.training.fingerprint import model_fingerprint
 from fedh2l.training.learner import Learner, Pool, seed_generators
 from fedh2l.training.network import Network
@@ -23,31 +23,40 @@ from fedh2l.training.node import Node
 from fedh2l.training.optimizers import OptimizerSettings
 
 
-class NodeLearner(Learner):
-    """A learner with its own module and its own data."""
+@dataclass(frozen=True)
+class Training:
+    """What all nodes of an experiment share: public data, validation data and settings."""
 
-    def __init__(
-        self,
-        node: Node,
-        seed_set: SeedSet,
-        secret: str,
-        optimizer: OptimizerSettings,
-        batch_size: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        validation: Samples | None = None,
-        compute: Compute = AS_USUAL,
-        decay: float = 0.0,
-    ) -> None:
-        module, domain = node.build(secret, batch_size), node.domain
+    seed_set: SeedSet
+    validation: Samples
+    optimizer: OptimizerSettings
+    batch_size: int
+    dtype: torch.dtype
+    compute: Compute
+    ema_decay: float
+
+    def to(self, device: torch.device) -> Training:
+        """Return the same with all data on a device, in the type of the parameters."""
+        seed_set = self.seed_set.to(device, self.dtype)
+        return replace(self, seed_set=seed_set, validation=self.validation.to(device, self.dtype))
+
+
+class NodeLearner(Learner):
+    """A learner with its own module and its own data. It starts with the node's initial weights."""
+
+    def __init__(self, node: Node, training: Training, secret: str) -> None:
+        batch_size, dtype, seed_set = training.batch_size, training.dtype, training.seed_set
+        module, domain, device = node.build(secret, batch_size), node.domain, training.validation.labels.device
         first = next(module.parameters())
         self._home = (first.device, first.dtype, module.training)
         self.fingerprint = model_fingerprint(module, node.floating, node.input_shape)
         """Identifies the model, whatever its weights."""
-        network = Network(module.to(device, dtype), optimizer, domain.pixels, compute)
-        super().__init__(node.name, len(domain.classes), network, seed_set, batch_size, decay, domain.augmentation)
+        network = Network(module.to(device, dtype), training.optimizer, domain.pixels, training.compute)
+        super().__init__(
+            node.name, len(domain.classes), network, seed_set, batch_size, training.ema_decay, domain.augmentation
+        )
         self.private = domain.private.to(device, dtype)
-        self.validation = validation
+        self.validation = training.validation
         self.secret = secret
         """The seed of all private draws."""
         self._node = node

@@ -113,7 +113,7 @@ class BatchedEngine(Engine):
         self.stacked.keep_best({self._first + self.inner.roster.index[name] for name in names})
 
     def select(self, which: Which) -> None:
-        if not self.inner.local_nodes.selected:
+        if not self.inner.selected:
             self.stacked.save(self.place)
         self.inner.select(which)
 
@@ -153,7 +153,7 @@ class BatchedEngine(Engine):
 
     def close(self) -> None:
         """Release the modules with their trained weights, even if the run was cut short."""
-        if not self.inner.local_nodes.selected:
+        if not self.inner.selected:
             self.stacked.save_weights(self.place)
         self.inner.close()
 

@@ -55,7 +55,7 @@ class StackedNodes:
         self.store = Store()
         self.groups = self._groups()
         self.store.close()
-        self.server = StackedServer([engine.server for engine in engines], self.draws)
+        self.server = StackedServer([engine.router.server for engine in engines], self.draws)
         self.round = 0
         """The last round done."""
         self.stale = False

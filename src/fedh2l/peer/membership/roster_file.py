@@ -27,12 +27,13 @@ from pydantic import Field, field_validator
 
 from fedh2l.errors import ConfigError, shown
 from fedh2l.experiment.toml import toml_text
+from fedh2l.extras import needs
 from fedh2l.files import UnreadableError, read_toml
 from fedh2l.methods.base import Method
 from fedh2l.methods.registry import make_method
 from fedh2l.peer.membership.augmentation import AS_THEY_ARE, SharedViews
 from fedh2l.peer.membership.bundle import Bundle
-from fedh2l.peer.membership.shares import check_shares, commitment_to, seed_of
+from fedh2l.peer.membership.shares import Reveal, commitment_to, seed_of
 from fedh2l.peer.transport.proxy import parse_address
 from fedh2l.protocol.roster import Roster, check_name
 from fedh2l.section import Section
@@ -121,7 +122,7 @@ class Agreement(Section):
     version: int = Field(1, ge=1, le=MOST, description="Version of the roster. A change of members makes a new one.")
     from_round: int = Field(1, ge=1, le=MOST, description="First round of this version.")
     seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of everything public and random. With [shares], it is their hash."
+        0, ge=0, lt=2**63, description="Seed of everything public and random. With [[shares]], it is their hash."
     )
     rounds: int = Field(ge=1, le=MOST, description="Number of rounds. A round is one local step on every node.")
     batch_size: int = Field(32, ge=1, description="Samples per local batch.")
@@ -140,8 +141,8 @@ class RosterFile:
     timing: Timing
     members: tuple[Member, ...]
     views: SharedViews = AS_THEY_ARE
-    shares: Mapping[str, str] = field(default_factory=dict)
-    """Each member's share of the seed, in hexadecimal. Empty if the founder chose the seed."""
+    shares: Mapping[str, Reveal] = field(default_factory=dict)
+    """Each member's share of the seed, by name. Empty if the founder chose the seed."""
 
     def __post_init__(self) -> None:
         if self.method.decentralised is False or set(self.method.sends) - {"posteriors"}:
@@ -163,10 +164,11 @@ class RosterFile:
                 if value in known:
                     raise ConfigError(f"members '{known[value]}' and '{name}' have one {what}: {value}")
                 known[value] = name
-        if self.shares and seed_of(self.shares) != self.agreement.seed:
-            raise ConfigError("roster.seed is not the one that [shares] give")
+        seed = seed_of({name: each.share for name, each in self.shares.items()})
+        if self.shares and seed != self.agreement.seed:
+            raise ConfigError("roster.seed is not the one that [[shares]] give")
         if self.shares and self.agreement.from_round == 1 and set(self.shares) != set(self.names):
-            raise ConfigError("[shares]: there should be one share of the seed for each member")
+            raise ConfigError("[[shares]]: there should be one share of the seed for each member")
         if self.timing.quorum >= len(self.members):
             raise ConfigError(
                 f"timing.quorum = {self.timing.quorum}: a peer has {len(self.members) - 1} others, use at most that"
@@ -191,16 +193,19 @@ class RosterFile:
         """Parse the content of a roster file."""
         top = dict(raw)
         method, timing, members, views, shares = (top.pop(key, default) for key, default in PARTS.items())
-        if not isinstance(members, list) or not isinstance(method, dict) or not isinstance(shares, dict):
-            raise ConfigError("a roster has tables [method] and [shares], and tables [[members]]")
-        check_shares(shares)
+        if not isinstance(members, list) or not isinstance(method, dict) or not isinstance(shares, list):
+            raise ConfigError("a roster has a table [method], and tables [[members]] and [[shares]]")
+        revealed = [Reveal.read(entry, f"shares.{place}") for place, entry in enumerate(shares)]
+        by_name = {each.name: each for each in revealed}
+        if len(by_name) < len(revealed):
+            raise ConfigError("[[shares]]: there are two shares of one member")
         return RosterFile(
             Agreement.read(top, "roster"),
             make_method(method),
             Timing.read(timing, "timing"),
             tuple(Member.read(entry, f"members.{place}") for place, entry in enumerate(members)),
             SharedViews.read(views, "views"),
-            shares,
+            by_name,
         )
 
     @cached_property
@@ -231,25 +236,38 @@ class RosterFile:
         if missing:
             raise ConfigError(f"member '{missing[0]}' gave no part of the seed set")
         self.views.of(bundle)
-        self._check_commitments(bundle)
+        self._check_shares(bundle)
         needed = [] if bundle.labelled else self.method.needs_labels()
         if needed:
             raise ConfigError(f"the seed set has no labels, and they are needed by {', '.join(needed)}")
 
-    def _check_commitments(self, bundle: Bundle) -> None:
-        """Raise `ConfigError` if the shares of the seed do not match the members' commitments.
+    def _check_shares(self, bundle: Bundle) -> None:
+        """Raise `ConfigError` if the shares of the seed do not match the members' commitments and signatures.
 
-        Members commit before they see other shares, so that no member can choose the seed.
+        Members commit before they see other shares, so that no member can choose the seed. They reveal their shares
+        for the seed set of the first version. Later versions repeat these shares.
         """
         committed = {name: bundle.commitments[name] for name in self.names if name in bundle.commitments}
         if committed and not self.shares:
             raise ConfigError(
-                "the members committed to shares of the seed, but this roster has no [shares], so its author chose the "
-                "seed"
+                "the members committed to shares of the seed, but this roster has no [[shares]], so its author chose "
+                "the seed"
             )
-        for name, share in self.shares.items():
-            if name in self.names and committed.get(name) != commitment_to(share):
-                raise ConfigError(f"[shares]: the share of '{name}' is not the one that it committed to")
+        for name, revealed in self.shares.items():
+            if name in self.names and committed.get(name) != commitment_to(revealed.share):
+                raise ConfigError(f"[[shares]]: the share of '{name}' is not the one that it committed to")
+        if self.shares and self.agreement.from_round == 1:
+            self._check_signatures(bundle)
+
+    def _check_signatures(self, bundle: Bundle) -> None:
+        needs("peer", "cryptography")
+        from fedh2l.peer.membership.reveals import check_reveal
+
+        left_out = sorted(set(bundle.commitments) - set(self.shares))
+        if left_out:  # its author could try which members to leave out
+            raise ConfigError(f"[[shares]]: '{left_out[0]}' committed to a share, and it is not in the roster")
+        for name, revealed in self.shares.items():
+            check_reveal(revealed, bundle, self.pins.get(name))
 
     @cached_property
     def without_share(self) -> tuple[str, ...]:
@@ -265,7 +283,7 @@ class RosterFile:
             "classes": list(classes),
             "members": list(self.names),
             "pins": self.pins,
-            "shares": dict(self.shares),
+            "shares": {name: each.model_dump(exclude={"name"}) for name, each in self.shares.items()},
         }
 
     def roster(self, classes: Sequence[str]) -> Roster:
@@ -279,8 +297,8 @@ class RosterFile:
             "method": {"name": self.method.title, **self.method.model_dump(mode="json", exclude_defaults=True)},
             "views": self.views.model_dump(mode="json", exclude_defaults=True) or None,
             "timing": self.timing.model_dump(mode="json"),
-            "shares": self.shares or None,
             "members": [member.model_dump(mode="json") for member in self.members],
+            "shares": [each.model_dump() for each in self.shares.values()] or None,
         }
         return toml_text({**self.agreement.model_dump(mode="json"), **tables})
 
@@ -289,7 +307,7 @@ def _overrides(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 
-PARTS: dict[str, Any] = {"method": {}, "timing": {}, "members": [], "views": {}, "shares": {}}
+PARTS: dict[str, Any] = {"method": {}, "timing": {}, "members": [], "views": {}, "shares": []}
 """Tables of a roster file and their defaults."""
 
 
@@ -331,6 +349,18 @@ def pin_digest(pin: str | None) -> str:
     return base64.b64decode(pin.partition("//")[2])[:16].hex() if pin else ""
 
 
+def check_start(first: RosterFile, joined: bool, remedy: str) -> None:
+    """Raise `ConfigError` if a member holds no first version of the roster, and did not join later.
+
+    The shares of the seed can be checked in the first version only.
+    """
+    if first.agreement.version > 1 and not joined:
+        raise ConfigError(
+            f"this roster starts with version {first.agreement.version} for this member, and only the first version "
+            f"shows that nobody chose the seed. {remedy}"
+        )
+
+
 def check_versions(versions: Sequence[RosterFile]) -> None:
     """Raise `ConfigError` if versions of a roster are not consecutive or change a fixed setting.
 
@@ -348,7 +378,7 @@ def check_versions(versions: Sequence[RosterFile]) -> None:
             if getattr(old, key) != getattr(new, key):
                 raise ConfigError(f"version {new.version} of the roster has another {key} than version {old.version}")
         if before.shares != after.shares:
-            raise ConfigError(f"version {new.version} of the roster has other [shares] than version {old.version}")
+            raise ConfigError(f"version {new.version} of the roster has other [[shares]] than version {old.version}")
         if before.timing.mode != after.timing.mode or before.timing.staleness != after.timing.staleness:
             raise ConfigError(f"version {new.version} of the roster has another timing.mode or timing.staleness")
         if (before.method.title, before.method) != (after.method.title, after.method):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
-from torch import Tensor
+from torch import Tensor, equal
 
 from fedh2l.data.domain import Samples
 from fedh2l.data.pixels import Pixels
@@ -107,6 +108,8 @@ class RosterHistory:
                     f"version {version.roster_file.agreement.version} of the roster has a seed set of other classes or "
                     "inputs, or only one has labels"
                 )
+        for before, after in pairwise(self.all):
+            _check_kept(before, after)
 
     def as_numbers(self) -> RosterHistory:
         """Return the same versions with public images as numbers, for a node whose own images are numbers."""
@@ -155,6 +158,17 @@ class RosterHistory:
     def names(self) -> tuple[str, ...]:
         """Members of all versions."""
         return tuple(dict.fromkeys(name for version in self.all for name in version.roster.names))
+
+
+def _check_kept(before: RosterVersion, after: RosterVersion) -> None:
+    """Refuse other public samples of a member that stays. It knows the seed, so it could choose their order."""
+    for name in (name for name in after.roster_file.names if name in before.roster_file.names):
+        old, new = before.bundle.part(name), after.bundle.part(name)
+        if not (equal(old.inputs, new.inputs) and equal(old.labels, new.labels)):
+            raise ConfigError(
+                f"version {after.roster_file.agreement.version} of the roster has a seed set with other public samples "
+                f"of '{name}', a member that stays. Merge the same parts again, with those of new members"
+            )
 
 
 def pair_up(roster_files: Sequence[RosterFile], bundles: Sequence[Bundle]) -> RosterHistory:

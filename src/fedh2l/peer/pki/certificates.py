@@ -99,6 +99,7 @@ def write_private(path: Path, data: bytes) -> None:
     """Create a file that only its owner can ever read. It is created completely or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        part.unlink(missing_ok=True)  # a killed process with the same id may have left it
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "wb") as file:
