@@ -24,6 +24,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/sizes
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/overhead.py

@@ -258,8 +258,9 @@ def parameters(function: Callable[..., Any]) -> list[tuple[inspect.Parameter, ty
     hints = get_type_hints(function, include_extras=True)
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
-        infos = [each for each in get_args(hints[name]) if isinstance(each, typer.models.ParameterInfo)]
-        found += [(parameter, info) for info in infos]
+        kind = get_args(hints[name])
+        infos = [each for each in kind if isinstance(each, typer.models.ParameterInfo)]
+        found += [(parameter.replace(annotation=kind[0]), info) for info in infos]
     return found
 
 

@@ -24,7 +24,8 @@ from fedh2l.data.datasets.table import Table
 from fedh2l.models.pretrained import start_from
 from fedh2l.models.small import mlp
 from fedh2l.peer.audit import AuditLog
-from fedh2l.peer.pki.certificates import About, Revocations, read_certificate, read_key
+from fedh2l.peer.pki.certificates import About, read_certificate, read_key
+from fedh2l.peer.pki.checks import Revocations
 from fedh2l.peer.settings import load_peer
 from odd_world import COMMON, NAMES, image_folder, resume_in_python
 

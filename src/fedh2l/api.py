@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,12 @@ from rich.console import Console
 from torch import nn
 
 from fedh2l.errors import ConfigError, ModelError, RunError, did_you_mean
-from fedh2l.experiment.config import FROM_PYTHON
+from fedh2l.experiment.config import FROM_PYTHON, resolve
 from fedh2l.experiment.experiment import Experiment
-from fedh2l.experiment.settings import RaySettings, RunSettings
+from fedh2l.experiment.settings import RaySettings
 from fedh2l.experiment.toml import toml_text, toml_value
 from fedh2l.methods.base import Method
 from fedh2l.methods.fedh2l import FedH2L
-from fedh2l.methods.registry import find_method, make_method
 from fedh2l.models.saved import Classifier, load_model
 from fedh2l.report.progress import LiveProgress
 from fedh2l.runs.callbacks import Callback
@@ -61,40 +61,74 @@ def train(
     threads, dtype, precision, micro_batch, eval_every, checkpoint_every, keep_checkpoint, selection, ema_decay. Keys
     that are not given take the method's recommended values. `ray` configures the cluster of `engine="ray"`.
     """
-    for key in set(run) & set(OptimizerSettings.model_fields):
-        raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")
-    labelled = all(node.domain.public_labels for node in nodes)
-    chosen = _method(method, labelled)
-    advice = {key: value for key, value in chosen.advice("run", labelled).items() if key not in run}
-    settings = RunSettings.read({"rounds": rounds, "seed": seed, **advice, **run}, "run").resolved()
-    given = optimizer.model_dump(exclude_unset=True) if optimizer else {}
-    optimizer = OptimizerSettings(**{**chosen.advice("optimizer", labelled), **given})
-    experiment = Experiment(list(nodes), chosen, settings, optimizer, ray or RaySettings())
+    experiment = _experiment(nodes, method, {"rounds": rounds, "seed": seed, **run}, optimizer, ray)
     if resume and out is None:
         raise RunError("resume=True needs out=…, the directory of the run to continue")
     if resume and overwrite:
         raise ConfigError("resume=True continues the run in out=…, and overwrite=True removes it; give one of them")
-    exists = out is not None and (Path(out) / CONFIG).exists()
-    if resume and exists:
-        _check_same(RunDirectory.open(str(out)), experiment)
-        if ended := saved_result(RunDirectory(str(out)), experiment):
-            return _recall(experiment, str(out), ended)
-    shown = [LiveProgress(Console(stderr=True))] if progress else []
-    listeners = [callbacks] if isinstance(callbacks, Callback) else callbacks
-    trainer = Trainer(experiment, callbacks=[*shown, *listeners])
-    new = out is not None and not (resume and exists)
+    watched = partial(_watched, callbacks=callbacks, progress=progress)
+    if out is not None and resume and (Path(out) / CONFIG).exists():
+        return _go_on(RunDirectory.open(out), experiment, watched)
+    return _start(out, experiment, watched, overwrite)
+
+
+def _experiment(
+    nodes: Sequence[Node],
+    method: Method | str | None,
+    run: dict[str, Any],
+    optimizer: OptimizerSettings | None,
+    ray: RaySettings | None,
+) -> Experiment:
+    """Return the experiment. A name stands for the method with the values that it recommends."""
+    for key in set(run) & set(OptimizerSettings.model_fields):
+        raise ConfigError(f"{key} is the optimiser's: pass optimizer=fedh2l.Optimizer({key}=…)")
+    raw = {"run": run, "optimizer": optimizer.model_dump(exclude_unset=True) if optimizer else {}}
+    labelled = all(node.domain.public_labels for node in nodes)
+    if isinstance(method, str):
+        found = resolve({**raw, "method": {"name": method}}, labelled=labelled)
+    else:
+        found = resolve(raw, method or FedH2L(), labelled)
+    return Experiment(list(nodes), found.method, found.run, found.optimizer, ray or RaySettings())
+
+
+def _start(
+    out: str | Path | None, experiment: Experiment, watched: Callable[[Trainer], Result], overwrite: bool
+) -> Result:
+    """Train a new run, in a directory of its own if there is one."""
+    trainer = Trainer(experiment)
+    if out is None:
+        return watched(trainer)
     with trainer.preparing():
-        if out is not None:
-            _warn_of_models(nodes)
-            description = _describe(experiment)
-            trainer.directory = RunDirectory.claim(out, description, overwrite) if new else RunDirectory(out)
-            if not new and not go_on(trainer, description):
-                log.warning("%s has no checkpoint: starting from round 0", out)
-    with ExitStack() as stack:
-        for view in shown:
-            stack.callback(view.close)
-        if trainer.directory and new:
-            stack.enter_context(trainer.directory.says_what_is_left())
+        _warn_of_models(experiment.nodes)
+        trainer.directory = RunDirectory.claim(out, _describe(experiment), overwrite)
+    with trainer.directory.says_what_is_left():
+        return watched(trainer)
+
+
+def _go_on(directory: RunDirectory, experiment: Experiment, watched: Callable[[Trainer], Result]) -> Result:
+    """Continue a run. If it has ended, return its result, and load its models into the given modules."""
+    _check_same(directory, experiment)
+    if ended := saved_result(directory, experiment):
+        for node in experiment.nodes:
+            if isinstance(node.model, nn.Module):
+                load(directory.path, node.name, ended.selection, node.model)
+        return ended
+    trainer = Trainer(experiment, directory)
+    with trainer.preparing():
+        _warn_of_models(experiment.nodes)
+        if not go_on(trainer, _describe(experiment)):
+            log.warning("%s has no checkpoint: starting from round 0", directory.path)
+    return watched(trainer)
+
+
+def _watched(trainer: Trainer, callbacks: Sequence[Callback] | Callback, progress: bool) -> Result:
+    """Train with these callbacks, and with a progress bar if `progress` is set."""
+    given = [callbacks] if isinstance(callbacks, Callback) else callbacks
+    if not progress:
+        trainer.callbacks = given
+        return trainer.run()
+    with closing(LiveProgress(Console(stderr=True))) as view:
+        trainer.callbacks = [view, *given]
         return trainer.run()
 
 
@@ -108,13 +142,6 @@ def _warn_of_models(nodes: Sequence[Node]) -> None:
             )  # fmt: skip
 
 
-def _method(method: Method | str | None, labelled: bool) -> Method:
-    """Return a method. A name stands for the method with the values that it recommends."""
-    if not isinstance(method, str):
-        return method or FedH2L()
-    return make_method({"name": method, **find_method(method).advice("method", labelled)})
-
-
 def _check_same(directory: RunDirectory, experiment: Experiment) -> None:
     """Refuse to resume a run under other settings, except device, engine, keep_checkpoint and more rounds."""
     then, now = (set(text.splitlines()) for text in (directory.config_text(), _describe(experiment)))
@@ -124,14 +151,6 @@ def _check_same(directory: RunDirectory, experiment: Experiment) -> None:
     different = sorted(line for line in (then ^ now) - grown if not line.startswith(free))
     if different:
         raise RunError(f"'{directory.path}' was started with other settings: {'; '.join(different)}")
-
-
-def _recall(experiment: Experiment, out: str, result: Result) -> Result:
-    """Return the result of a run that has ended, and load its models into the given modules."""
-    for node in experiment.nodes:
-        if isinstance(node.model, nn.Module):
-            load(out, node.name, result.selection, node.model)
-    return result
 
 
 def load(

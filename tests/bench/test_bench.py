@@ -288,6 +288,23 @@ def test_a_cell_goes_on_from_its_checkpoint(tmp_path):
     assert not list(tmp_path.rglob("*.ckpt"))  # nothing is extended
 
 
+def test_runs_go_on_one_by_one_if_a_checkpoint_is_damaged(tmp_path):
+    changes = ("run.rounds=20", "data.per_class=20", "run.batch_size=8", "run.eval_every=5", "run.checkpoint_every=5",
+               "run.engine=batched")  # fmt: skip
+    cells, rounds = [Cell("independent", changes, seed) for seed in range(2)], []
+
+    class Watch(Callback):
+        def on_round(self, round):
+            rounds.append(round)
+
+    with pytest.raises(Interrupted):
+        run_cells(cells, Place(tmp_path, "cpu", Watch, lambda: len(rounds) >= 24))
+    assert cells[0].reached(tmp_path) == cells[1].reached(tmp_path) > 0
+    sorted(cells[0].path(tmp_path).glob("checkpoints/*"))[-1].write_bytes(b"damaged")
+    assert run_cells(cells, Place(tmp_path, "cpu", Callback, lambda: False)) == {}
+    assert [cell.result(tmp_path)["rounds"] for cell in cells] == [20, 20]
+
+
 def test_what_a_killed_process_left_half_made_is_made_anew(tmp_path):
     cell = Cell("independent", ("run.rounds=2", "data.per_class=20", "run.batch_size=8"), 0)
     cell.path(tmp_path).mkdir(parents=True)

@@ -201,12 +201,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli, tmp_path, undisturbed, number):
 
 
 def test_another_method_drops_the_files_parameters(tmp_path):
-    from fedh2l.experiment.config import _choose_method
+    from fedh2l.experiment.values import choose_method
 
     raw = {"method": {"name": "fedh2l", "interval": 5, "kl_weight": 0.0}}
-    assert _choose_method(raw, "fedh2l", []) == []
+    assert choose_method(raw, "fedh2l", []) == []
     assert raw["method"]["interval"] == 5
-    assert _choose_method(raw, "fedmd", []) == [
+    assert choose_method(raw, "fedmd", []) == [
         "--method fedmd: ignored these [method] keys of the file: interval, kl_weight"
     ]
     assert raw["method"] == {"name": "fedmd"}

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 import fedh2l
 from conftest import MLPS, TINY, blobs, tiny_net
 from fedh2l.api import _describe
-from fedh2l.experiment.config import load_config, parse_value
+from fedh2l.experiment.config import load_config
 from fedh2l.experiment.experiment import Experiment
 from fedh2l.experiment.settings import RunSettings
 from fedh2l.experiment.toml import to_toml, toml_text, toml_value
+from fedh2l.experiment.values import parse_value
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.methods.registry import METHODS
 from fedh2l.peer.membership.roster_file import RosterFile

@@ -8,15 +8,15 @@ import re
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedh2l.bench.suite import Row, Suite, TableSpec
-from fedh2l.engines.batched.engine import BatchedEngine
 from fedh2l.engines.choice import engines_for
-from fedh2l.errors import FedH2LError
+from fedh2l.errors import FedH2LError, RunError
 from fedh2l.experiment.config import Config, load_config
 from fedh2l.experiment.presets import Changes
 from fedh2l.experiment.toml import to_toml
@@ -41,13 +41,11 @@ class Cell:
         return out / "cells" / f"{_plain(self.method)}-s{self.seed}-{_fingerprint(self)}"
 
     def result(self, out: Path) -> dict[str, Any] | None:
-        """Return its result if it has finished."""
         found = RunDirectory(self.path(out)).result()
         return Result.from_dict(found).to_dict() if found is not None else None
 
     def config(self, device: str) -> Config:
-        """Return its complete configuration."""
-        return load_config(None, self.changes, self.method, {"seed": self.seed, "device": device})[0]
+        return _resolved(self).on(device)
 
     def directory(self, out: Path, device: str) -> RunDirectory:
         """Return the directory of its run. Create it if there is none."""
@@ -58,9 +56,8 @@ class Cell:
         return RunDirectory.claim(folder, to_toml(self.config(device)))
 
     def reached(self, out: Path) -> int:
-        """Return the last saved round, or 0."""
-        newest = RunDirectory(self.path(out)).checkpoints.newest()
-        return newest[1].round if newest else 0
+        """Return the round of its newest checkpoint, or 0."""
+        return RunDirectory(self.path(out)).checkpoints.round
 
 
 @dataclass(frozen=True)
@@ -104,13 +101,20 @@ def run_cells(cells: Sequence[Cell], place: Place) -> dict[Cell, str]:
 def _run_as_one(cells: Sequence[Cell], place: Place) -> None:
     experiments = [cell.config(place.device).experiment() for cell in cells]
     trainers = []
-    for cell, experiment, engine in zip(cells, experiments, engines_for(experiments), strict=True):
-        directory = cell.directory(place.out, place.device)
-        trainers.append(Trainer(experiment, directory, [place.callback()], place.stop, engine))
-        trainers[-1].save_models = place.keep_models
-        trainers[-1].extensible = False
-        trainers[-1].resume()
-    if isinstance(trainers[0].engine, BatchedEngine):
+    with ExitStack() as stack:
+        for cell, experiment, engine in zip(cells, experiments, engines_for(experiments), strict=True):
+            directory = cell.directory(place.out, place.device)
+            trainer = Trainer(experiment, directory, [place.callback()], place.stop, engine)
+            trainer.save_models = place.keep_models
+            trainer.extensible = False
+            stack.enter_context(trainer.preparing())
+            trainer.resume()
+            trainers.append(trainer)
+        if len({trainer.round for trainer in trainers}) > 1:
+            raise RunError("these runs cannot go on together, since a checkpoint of one is damaged")
+    _resolved.cache_clear()  # a user's dataset may hold its samples
+    first = trainers[0].engine
+    if all(first.moves(trainer.engine) for trainer in trainers):
         run_together(trainers)
     else:
         for trainer in trainers:
@@ -131,9 +135,14 @@ def units(cells: Sequence[Cell], device: str) -> list[list[Cell]]:
 
 
 @cache
+def _resolved(cell: Cell) -> Config:
+    return load_config(None, cell.changes, cell.method, {"seed": cell.seed, "device": "cpu"})[0]
+
+
+@cache
 def _fingerprint(cell: Cell) -> str:
     """Return a hash of its configuration and of the selection rule. A result is valid only for both."""
-    config = cell.config("cpu")
+    config = _resolved(cell)
     values = replace(config, data=config.data.resolved()).sections()
     text = json.dumps([config.run.selection_rule, values], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

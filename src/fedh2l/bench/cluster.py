@@ -38,9 +38,10 @@ Files = dict[str, bytes]
 class OnRay(Workers):
     """Tasks on a Ray cluster, with one GPU each if there are GPUs, else with one CPU each."""
 
-    def __init__(self, out: Path, device: str, settings: RaySettings, keep_models: bool = False) -> None:
-        self.out = out
-        self.keep_models = keep_models
+    def __init__(
+        self, out: Path, device: str, settings: RaySettings, jobs: int | None = None, keep_models: bool = False
+    ) -> None:
+        self.out, self.keep_models = out, keep_models
         if device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--device {device}: on a cluster it is cpu, cuda or auto")
         self._started = connect(settings)
@@ -48,7 +49,7 @@ class OnRay(Workers):
         if device == "cuda" and has.get("GPU", 0) < 1:
             raise ConfigError("--device cuda: the Ray cluster has no GPU")
         self.device = ("cuda" if has.get("GPU", 0) >= 1 else "cpu") if device == "auto" else device
-        self.places = max(1, int(has.get("GPU" if self.device == "cuda" else "CPU", 1)))
+        self.jobs = jobs or max(1, int(has.get("GPU" if self.device == "cuda" else "CPU", 1)))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._desk: Any = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote()
         self._rounds = 0
@@ -64,7 +65,6 @@ class OnRay(Workers):
         return list(ray.wait(list(tasks), timeout=seconds, fetch_local=False)[0])
 
     def outcome(self, task: Any, unit: Sequence[Cell]) -> dict[Cell, str]:
-        """Return the failed cells, and write the files of the runs."""
         try:
             failed, files = ray.get(task)
         except RayTaskError as error:
@@ -78,17 +78,14 @@ class OnRay(Workers):
 
     @property
     def rounds(self) -> int:
-        """Return the number of reported rounds."""
         with suppress(RayActorError):  # a progress display may not end a run
             self._rounds = int(ray.get(self._desk.look.remote())[0])
         return self._rounds
 
     def stop(self) -> None:
-        """Set the stop flag of the `Desk`."""
         self._desk.stop.remote()
 
     def close(self) -> None:
-        """Leave the cluster."""
         ray.kill(self._desk)
         if self._started:
             ray.shutdown()
@@ -101,11 +98,9 @@ class Desk:
         self._rounds, self._stopped = 0, False
 
     def add(self, rounds: int) -> None:
-        """Add rounds that a run has done."""
         self._rounds += rounds
 
     def stop(self) -> None:
-        """Set the stop flag."""
         self._stopped = True
 
     def look(self) -> tuple[int, bool]:

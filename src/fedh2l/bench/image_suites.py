@@ -8,19 +8,13 @@ from pathlib import Path
 from fedh2l.bench.plus_suites import FAIR, PLUS
 from fedh2l.bench.suite import Row, Scores, Suite, TableSpec, scores
 from fedh2l.errors import ConfigError, did_you_mean
-from fedh2l.experiment.config import NodeSettings, parse_value, read_toml
+from fedh2l.experiment.config import NodeSettings
 from fedh2l.experiment.presets import ARCHITECTURES, KINDS, TRAINING, Changes, Models, models_of
 from fedh2l.experiment.toml import toml_value
+from fedh2l.experiment.values import parse_value, read_toml
 from fedh2l.plugins import check_allowed, is_path, search
 
-IMAGE_SUITES = {
-    "pacs": "pacs",
-    "office-home": "office-home",
-    "office-caltech10": "office-caltech10",
-    "plus-pacs": "pacs",
-    "plus-office-home": "office-home",
-    "plus-office-caltech10": "office-caltech10",
-}
+IMAGE_SUITES = {f"{prefix}{dataset}": dataset for prefix in ("", "plus-") for dataset in ARCHITECTURES}
 """The dataset of each suite."""
 
 PAPER: Mapping[str, Mapping[str, Scores]] = {

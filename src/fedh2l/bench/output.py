@@ -67,7 +67,6 @@ class Report:
         return Report(suite.name, caption, tables, grids, suite.frontier)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write one file per format."""
         formats: dict[str, Callable[[], str]] = {
             "md": self.markdown, "tex": self.latex, "csv": self.csv, "json": self.json,
         }  # fmt: skip
@@ -101,7 +100,6 @@ class Report:
         return shown
 
     def markdown(self) -> str:
-        """Return tables in GitHub's Markdown."""
         parts = []
         for grid in self.grids:
             lines = [f"### {grid.title}", "", _pipe(grid.columns), _pipe(["---"] * len(grid.columns))]
@@ -155,7 +153,6 @@ class Report:
         return text.getvalue()
 
     def json(self) -> str:
-        """Return all values by seed."""
         tables = [{"title": table.title, "rows": [_line_json(line) for line in table.lines]} for table in self.tables]
         return json.dumps({"suite": self.suite, "caption": self.caption, "tables": tables}, indent=1) + "\n"
 

@@ -104,7 +104,6 @@ class _Panel:
             names.add(name, self._place(line), self.methods[line.method]["color"])
 
     def legend(self) -> tuple[list[Any], list[Any]]:
-        """Return a handle and a label for each method."""
         handles, labels = self.axes.get_legend_handles_labels()
         return handles, labels
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from fedh2l.bench.suite import Row, Suite, TableSpec
+from fedh2l.bench.suite import FOUR_MODELS, Row, Suite, by_splits
 from fedh2l.experiment.presets import Changes
 
 PLUS = "fedh2l-plus"
 EMA = "run.ema_decay=0.998"
 FAIR: Changes = ("data.augment=local", EMA)
 """Settings for fair baselines: augmented local data and averaged weights."""
-SPLITS = ("independent", "aligned")
-
-
-def _tables(rows: list[Row], *changes: str, title: str = "α = 10 %") -> list[TableSpec]:
-    return [TableSpec(f"{title}, {splits} splits", rows, (*changes, f"data.splits={splits}")) for splits in SPLITS]
 
 
 def plus() -> Suite:
@@ -25,7 +20,7 @@ def plus() -> Suite:
         Row.of("FedH2L+, no public labels", PLUS, "data.public_labels=false"),
     ]
     plain = [Row.of("FedH2L+", PLUS, "data.augment=public"), _fedavg("data.augment=none", EMA)]
-    tables = [*_tables(rows), *_tables(plain, title="α = 10 %, local data not augmented")]
+    tables = [*by_splits(rows), *by_splits(plain, title="α = 10 %, local data not augmented")]
     return Suite("plus", "FedH2L+ against FedAvg", tables)
 
 
@@ -35,7 +30,9 @@ def plus_rest() -> Suite:
         Row.of("FedH2L+", PLUS),
         Row.of("FedAvg, K = 1", "fedavg", *FAIR, "method.interval=1"),
     ]
-    return Suite("plus-rest", "FedH2L+ against FedAvg, 4,000 test digits per domain", _tables(rows, "data.tests=rest"))
+    return Suite(
+        "plus-rest", "FedH2L+ against FedAvg, 4,000 test digits per domain", by_splits(rows, "data.tests=rest")
+    )
 
 
 def _fedavg(*changes: str) -> Row:
@@ -48,10 +45,11 @@ def gain() -> Suite:
     rows = [Row.of("FedH2L+", PLUS), Row.of("FedH2L", "fedh2l")]
     tables = []
     for alpha, share in (("5 %", "0.05"), ("10 %", "0.10"), ("15 %", "0.15")):
-        tables += _tables(rows, f"data.alpha={share}", title=f"α = {alpha}")
-    models = [f"nodes.{i}.model={model}" for i, model in enumerate(("lenet", "lenet-wide", "mlp", "cnn"))]
+        tables += by_splits(rows, f"data.alpha={share}", title=f"α = {alpha}")
     rivals = [Row.of(label, name, *FAIR) for label, name in (("AGG", "aggregation"), ("FedMD", "fedmd"))]
-    return Suite("gain", "FedH2L+ against FedH2L", tables + _tables([*rows, *rivals], *models, title="four models"))
+    return Suite(
+        "gain", "FedH2L+ against FedH2L", tables + by_splits([*rows, *rivals], *FOUR_MODELS, title="four models")
+    )
 
 
 def levers() -> Suite:
@@ -81,7 +79,7 @@ def levers() -> Suite:
         Row.of("FedH2L, E = 10", "fedh2l", "method.interval=10"),
         Row.of("FedH2L, no public labels", "fedh2l", *UNLABELLED),
     ]
-    return Suite("levers", "what each part of FedH2L+ is worth, and public data without labels", _tables(rows))
+    return Suite("levers", "what each part of FedH2L+ is worth, and public data without labels", by_splits(rows))
 
 
 RARE = (5, 20)
@@ -114,4 +112,4 @@ def frontier() -> Suite:
         Row.of("AGG", "aggregation", *FAIR),
         Row.of("IND", "independent", *FAIR),
     ]
-    return Suite("frontier", "accuracy against bytes, as a table and a plot", _tables(rows), frontier=True)
+    return Suite("frontier", "accuracy against bytes, as a table and a plot", by_splits(rows), frontier=True)

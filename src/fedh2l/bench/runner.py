@@ -45,12 +45,15 @@ class Outcome:
 
     @property
     def stopped(self) -> bool:
-        """Return whether the user or the time limit stopped it."""
         return self.out_of_time or self.interrupted
 
 
 class Workers(ABC):
     """Workers that run cells: processes of this machine, or tasks on a cluster."""
+
+    device: str
+    jobs: int
+    """Number of units that run at a time."""
 
     @abstractmethod
     def submit(self, unit: Sequence[Cell]) -> Any:
@@ -79,11 +82,10 @@ class Workers(ABC):
 
 
 class Runner:
-    """Runs units of cells, `jobs` at a time. Cells that are unfinished after `seconds` continue at the next call."""
+    """Runs units of cells. Cells that are unfinished after `seconds` continue at the next call."""
 
-    def __init__(self, workers: Workers, jobs: int, seconds: float | None, display: Display) -> None:
+    def __init__(self, workers: Workers, seconds: float | None, display: Display) -> None:
         self.workers = workers
-        self.jobs = jobs
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.display = display
 
@@ -96,7 +98,7 @@ class Runner:
         try:
             with on_interrupt(lambda: asked.append(True)):
                 while todo or running:
-                    while todo and len(running) < self.jobs:
+                    while todo and len(running) < self.workers.jobs:
                         unit = todo.pop()
                         running[self.workers.submit(unit)] = unit
                     for task in self.workers.wait(list(running), POLL):
@@ -122,11 +124,9 @@ class Counter(Callback):
         self._counted = 0
 
     def on_start(self, names: list[str], first_round: int, rounds: int) -> None:
-        """Report the rounds of earlier sessions."""
         self._reach(first_round - 1)
 
     def on_evaluation(self, metrics: dict[str, Any]) -> None:
-        """Report the rounds since the last evaluation."""
         self._reach(metrics["round"])
 
     def _reach(self, round: int) -> None:
@@ -136,9 +136,7 @@ class Counter(Callback):
 
 class Processes(Workers):
     def __init__(self, out: Path, device: str, jobs: int, keep_models: bool = False) -> None:
-        self.out = out
-        self.keep_models = keep_models
-        self.device = device
+        self.out, self.device, self.jobs, self.keep_models = out, device, jobs, keep_models
         context = multiprocessing.get_context("spawn")  # a forked process would share torch's threads and CUDA state
         self._stop: Event = context.Event()
         self._rounds: Synchronized[int] = context.Value("q", 0)
@@ -146,7 +144,6 @@ class Processes(Workers):
         self._pool = ProcessPoolExecutor(jobs, context, _start_worker, shared)
 
     def submit(self, unit: Sequence[Cell]) -> Future[dict[Cell, str]]:
-        """Start a unit on the next free process."""
         try:
             return self._pool.submit(_run_unit, unit, self.out, self.device, self.keep_models)
         except BrokenProcessPool as error:
@@ -167,15 +164,12 @@ class Processes(Workers):
 
     @property
     def rounds(self) -> int:
-        """Return the rounds from shared memory."""
         return self._rounds.value
 
     def stop(self) -> None:
-        """Set the stop flag that all processes check."""
         self._stop.set()
 
     def close(self) -> None:
-        """Wait for the processes to end."""
         self._pool.shutdown(cancel_futures=True)
 
 

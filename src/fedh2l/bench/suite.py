@@ -27,7 +27,6 @@ class Row:
 
     @staticmethod
     def of(label: str, method: str, *changes: str, paper: Scores | None = None) -> Row:
-        """Return a row with one choice."""
         return Row(label, method, {"": changes}, paper)
 
 
@@ -56,6 +55,16 @@ class Suite:
     """Whether to mark and plot the rows that no other row beats with fewer bytes."""
     images: str | None = None
     """The image dataset. If set, the user can choose the models of the nodes."""
+
+
+SPLITS = ("independent", "aligned")
+FOUR_MODELS: Changes = tuple(f"nodes.{i}.model={name}" for i, name in enumerate(("lenet", "lenet-wide", "mlp", "cnn")))
+"""A different model on each node."""
+
+
+def by_splits(rows: Sequence[Row], *changes: str, title: str = "α = 10 %") -> list[TableSpec]:
+    """Return a table for independent splits and one for aligned splits."""
+    return [TableSpec(f"{title}, {splits} splits", rows, (*changes, f"data.splits={splits}")) for splits in SPLITS]
 
 
 def scores(acc: float, wdp: float, cdp: float) -> Scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedh2l.bench.image_suites import IMAGE_SUITES, image_suite
 from fedh2l.bench.plus_suites import frontier, gain, levers, plus, plus_rest
-from fedh2l.bench.suite import Row, Scores, Suite, TableSpec, scores
+from fedh2l.bench.suite import FOUR_MODELS, SPLITS, Row, Scores, Suite, TableSpec, by_splits, scores
 
 ALPHAS = {
     "5 %": ("data.alpha=0.05", scores(86.79, 92.83, 85.11), scores(85.13, 92.33, 82.73), scores(85.09, 89.11, 82.95)),
@@ -22,7 +22,6 @@ FEDMD = {
     for r, d in ((1, 1), (1, 5), (1, 20))
 }
 """Additional settings of FedMD. Validation data selects one."""
-SPLITS = ("independent", "aligned")
 
 
 def _rotated_mnist() -> Suite:
@@ -69,8 +68,7 @@ def _ablation() -> Suite:
         Row.of("local data: private + own public", "fedh2l", "method.local_data=private+own-public"),
         Row.of("lenet-wide", "fedh2l", *(f"nodes.{i}.model=lenet-wide" for i in range(4))),
     ]
-    tables = [TableSpec(f"α = 10 %, {splits} splits", rows, (f"data.splits={splits}",)) for splits in SPLITS]
-    return Suite("ablation", "FedH2L without one of its parts, or read otherwise", tables)
+    return Suite("ablation", "FedH2L without one of its parts, or read otherwise", by_splits(rows))
 
 
 def _interval() -> Suite:
@@ -80,12 +78,10 @@ def _interval() -> Suite:
         for reading in ("sum", "difference"):
             changes = (f"method.interval={e}", f"method.local_gradient={reading}")
             rows.append(Row.of(f"E = {e}, {reading}", "fedh2l", *changes, paper=paper.get(e)))
-    tables = [TableSpec(f"α = 10 %, {splits} splits", rows, (f"data.splits={splits}",)) for splits in SPLITS]
-    return Suite("interval", "a mutual step every E rounds, with both readings of the local gradient", tables)
+    return Suite("interval", "a mutual step every E rounds, with both readings of the local gradient", by_splits(rows))
 
 
 def _heterogeneous() -> Suite:
-    models = tuple(f"nodes.{i}.model={model}" for i, model in enumerate(("lenet", "lenet-wide", "mlp", "cnn")))
     rows = [
         Row.of("FedH2L", "fedh2l"),
         Row.of("AGG", "aggregation"),
@@ -97,7 +93,7 @@ def _heterogeneous() -> Suite:
         Row.of("FedProx", "fedprox"),
         Row.of("FedAgnostic", "agnostic"),
     ]
-    tables = [TableSpec(f"{splits} splits", rows, (*models, f"data.splits={splits}")) for splits in SPLITS]
+    tables = [TableSpec(f"{splits} splits", rows, (*FOUR_MODELS, f"data.splits={splits}")) for splits in SPLITS]
     return Suite("heterogeneous-mnist", "a different model on each node: LeNet-5, wide LeNet, MLP, CNN", tables)
 
 
@@ -113,8 +109,7 @@ def _comparison() -> Suite:
         Row.of("AGG", "aggregation", paper=ALPHAS["10 %"][2]),
         Row.of("IND", "independent", paper=IND),
     ]
-    tables = [TableSpec(f"α = 10 %, {splits} splits", rows, (f"data.splits={splits}",)) for splits in SPLITS]
-    return Suite("comparison", "all methods: accuracy, requirements and bytes", tables, capabilities=True)
+    return Suite("comparison", "all methods: accuracy, requirements and bytes", by_splits(rows), capabilities=True)
 
 
 SUITES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -69,7 +69,6 @@ class Table:
 
 
 def tables_of(suite: Suite, out: Path, seeds: int, common: Changes, methods: Sequence[str] | None) -> list[Table]:
-    """Return all tables of a suite from the finished runs."""
     tables = []
     for spec in suite.tables:
         rows = chosen_rows(spec, methods)
@@ -126,7 +125,7 @@ def _compared(lines: Sequence[Line]) -> list[Line]:
             differences = {
                 metric: Difference.of(_at(line, metric, both), _at(first, metric, both)) for metric in METRICS
             }
-            line = Line(**{**vars(line), "difference": differences})
+            line = replace(line, difference=differences)
         compared.append(line)
     return compared
 

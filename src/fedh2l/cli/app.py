@@ -45,7 +45,9 @@ COMMANDS = {
     "predict": Command("commands", "predict", "Classify new inputs with a trained model."),
     "cache": Command("cache", "app", "List or remove the decoded images on this machine."),
     "pki": Command("pki", "app", "Create an authority; request, sign, renew and revoke certificates."),
-    "seedset": Command("seedset", "app", "The seed set: prepare a part, merge all parts, verify the result."),
+    "seedset": Command(
+        "seedset", "app", "The seed set: prepare a part, merge all parts, verify the result, reveal a share."
+    ),
     "roster": Command("roster", "app", "The roster: the members and the settings that they agree on."),
     "audit": Command(
         "audit",

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedh2l.api import load
 from fedh2l.cli.console import err, notice, print_json, say
-from fedh2l.cli.run import AllowOption, SetOption
+from fedh2l.cli.run import AllowOption, JsonOption, PresetOption, SetOption, announced
 from fedh2l.data.domain import Domain
 from fedh2l.errors import ConfigError
 from fedh2l.experiment.config import load_config
@@ -26,9 +26,7 @@ from fedh2l.report.tables import human_bytes, short
 def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write.")] = Path("fedh2l.toml"),
     method: Annotated[str | None, typer.Option(help="Method whose keys are explained.")] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Image experiment of the paper. `fedh2l list` shows all.")
-    ] = None,
+    preset: PresetOption = None,
     changes: SetOption = None,
 ) -> None:
     """Write a configuration with every key explained."""
@@ -54,9 +52,7 @@ def check(
     allow: AllowOption = None,
 ) -> None:
     """Check a configuration, its data and its models without training."""
-    settings, notices = load_config(config, changes or ())
-    for text in notices:
-        notice(text)
+    settings = announced(load_config(config, changes or ()))
     experiment = settings.experiment()
     learners = experiment.learners()
     table = Table(title=f"{settings.method.name} on {settings.data_name}, {settings.run.rounds} rounds")
@@ -95,7 +91,7 @@ def predict(
         str, typer.Option(metavar="best|last", help="Best model on validation data, or the last.")
     ] = "best",
     allow: AllowOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Classify new inputs with a trained model."""
     predictions = load(directory, node, which).predict(list(inputs))

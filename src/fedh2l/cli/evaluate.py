@@ -17,7 +17,8 @@ from fedh2l.data.base import WholeDomain
 from fedh2l.data.domain import Samples
 from fedh2l.data.images import UNSAID
 from fedh2l.errors import DataError
-from fedh2l.experiment.config import FROM_PYTHON, Config, load_config, read_toml
+from fedh2l.experiment.config import FROM_PYTHON, Config, load_config
+from fedh2l.experiment.values import read_toml
 from fedh2l.models.saved import Classifier
 from fedh2l.report.tables import matrix_table
 from fedh2l.runs.directory import RunDirectory

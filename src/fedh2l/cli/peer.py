@@ -8,12 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedh2l.cli.console import err, notice, print_json
 from fedh2l.cli.logs import LogFormat, use_format
-from fedh2l.cli.run import AllowOption, SetOption
+from fedh2l.cli.run import AllowOption, ConfigArgument, JsonOption, OutOption, SetOption, announced, show
 from fedh2l.experiment.config import load_config
 from fedh2l.extras import PEER, needs
-from fedh2l.report.tables import result_table, traffic
 from fedh2l.runs.directory import CONFIG, RunDirectory
 from fedh2l.runs.interrupts import on_interrupt
 
@@ -53,18 +51,13 @@ def peer(
 
 
 def rehearse(
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG.toml]", help="Configuration file. By default four LeNets on Rotated MNIST."),
-    ] = None,
+    config: ConfigArgument = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     changes: SetOption = None,
     allow: AllowOption = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory of the run. By default a new one in runs/.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
+    out: OutOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Rehearse a deployment on this machine: one process, certificate and socket per node."""
     needs("peer", *PEER)
@@ -72,9 +65,7 @@ def rehearse(
     from fedh2l.peer.rehearsal import Rehearsal
 
     options = {"rounds": rounds, "seed": seed, "device": "cpu", "engine": "local"}
-    settings, notices = load_config(config, changes or (), None, options)
-    for text in notices:
-        notice(text)
+    settings = announced(load_config(config, changes or (), None, options))
     federation = settings.experiment()
     default = RunDirectory.default_path(f"{settings.data_name}-rehearsal", settings.method.title, settings.run.seed)
     directory = RunDirectory.claim(out or default, to_toml(settings))
@@ -82,8 +73,4 @@ def rehearse(
     with on_interrupt(lambda: asked.append(True)):
         result = Rehearsal(settings, federation, directory.path).run(lambda: bool(asked))
     directory.write_result(result.to_dict())
-    err.print(result_table(result, settings.run.selection_rule, settings.data.note))
-    err.print(traffic(result, settings.method), soft_wrap=True)
-    err.print(f"Everything that the peers had and left is in {directory.path}", soft_wrap=True)
-    if as_json:
-        print_json(result.to_dict())
+    show(result, settings, f"Everything that the peers had and left is in {directory.path}", as_json)

@@ -40,32 +40,43 @@ AllowOption = Annotated[
 ]
 
 
+PresetOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Image experiment of the paper. `fedh2l list` shows all.")
+]
+DeviceOption = Annotated[str | None, typer.Option(metavar="cpu|cuda|auto", help="Device for training.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG.toml]", help="Configuration file. By default four LeNets on Rotated MNIST."),
+]
+MethodOption = Annotated[str | None, typer.Option(help="Method. `fedh2l list` shows all.")]
+RoundsOption = Annotated[int | None, typer.Option(help="Number of rounds.")]
+SeedOption = Annotated[int | None, typer.Option(help="Random seed.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(metavar="auto|local|processes|batched|ray", help="Where nodes run. ray uses a cluster."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Directory of the run. By default a new one in runs/.")
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Remove the run that is in --out first.")]
+ResumeOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue a run. With --rounds, extend it.")]
+
+
 def run(
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG.toml]", help="Configuration file. By default four LeNets on Rotated MNIST."),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Image experiment of the paper. `fedh2l list` shows all.")
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="Method. `fedh2l list` shows all.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="cpu|cuda|auto", help="Device for training.")] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="auto|local|processes|batched|ray", help="Where nodes run. ray uses a cluster."),
-    ] = None,
+    config: ConfigArgument = None,
+    preset: PresetOption = None,
+    method: MethodOption = None,
+    rounds: RoundsOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = None,
     changes: SetOption = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory of the run. By default a new one in runs/.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run that is in --out first.")] = False,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Continue a run. With --rounds, extend it.")
-    ] = None,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    resume: ResumeOption = None,
     allow: AllowOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train models and print their accuracies. By default four LeNets on Rotated MNIST."""
     if resume is not None:
@@ -80,14 +91,26 @@ def run(
         }  # fmt: skip
         if config and preset:
             raise ConfigError(f"--preset {preset} is instead of a config file; give one of them")
-        settings, notices = load_config(config, (*of_preset(preset), *(changes or ())), method, options, trusted=True)
-        for text in notices:
-            notice(text)
+        overrides = (*of_preset(preset), *(changes or ()))
+        settings = announced(load_config(config, overrides, method, options, trusted=True))
         result, directory = _start(settings, overwrite)
     err.print()
-    err.print(result_table(result, settings.run.selection_rule, settings.data.note))
-    err.print(traffic(result, settings.method), soft_wrap=True)
-    err.print(f"Results, metrics and models are in {directory.path}", soft_wrap=True)
+    show(result, settings, f"Results, metrics and models are in {directory.path}", as_json)
+
+
+def announced(loaded: tuple[Config, list[str]]) -> Config:
+    """Print the notices of a loaded configuration, and return it."""
+    config, notices = loaded
+    for text in notices:
+        notice(text)
+    return config
+
+
+def show(result: Result, config: Config, where: str, as_json: bool) -> None:
+    """Print a result, and where the files of the run are."""
+    err.print(result_table(result, config.run.selection_rule, config.data.note))
+    err.print(traffic(result, config.method), soft_wrap=True)
+    err.print(where, soft_wrap=True)
     if as_json:
         print_json(result.to_dict())
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedh2l.cli.console import err, say
 from fedh2l.data.domain import Samples
 from fedh2l.errors import ConfigError
-from fedh2l.experiment.config import parse_value
+from fedh2l.experiment.values import parse_value
 from fedh2l.extras import needs
 from fedh2l.peer.membership.bundle import Bundle, Part, merge
 from fedh2l.peer.membership.public_samples import from_folder, from_list, from_table, image_schema

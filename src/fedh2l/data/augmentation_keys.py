@@ -1,4 +1,7 @@
-"""The configuration keys of image augmentation, and suitable values for kinds of images."""
+"""The configuration keys of image augmentation, and suitable values for kinds of images.
+
+Type, bounds and description of a key are declared here. A section that has the key only adds its own default.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
@@ -15,6 +15,8 @@ from fedh2l.section import Section
 
 if TYPE_CHECKING:
     from fedh2l.data.domain import Domain, Samples
+
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class WholeDomain(NamedTuple):

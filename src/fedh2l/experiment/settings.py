@@ -86,7 +86,6 @@ class RunSettings(Section):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Type of parameters and inputs."""
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def resolved(self) -> RunSettings:

@@ -10,15 +10,16 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedh2l.data.base import Dataset, FunctionDataset
+from fedh2l.data.base import Dataset, FunctionDataset, Share
 from fedh2l.data.datasets.image_folder import ImageFolder
-from fedh2l.data.datasets.table import Records, Schema, Table
+from fedh2l.data.datasets.records import Records, Schema
+from fedh2l.data.datasets.table import Table
 from fedh2l.data.domain import Domain, Samples
 from fedh2l.data.image_cache import decoded
 from fedh2l.data.images import SUFFIXES, UNSAID
@@ -32,7 +33,6 @@ from fedh2l.section import Section
 
 log = logging.getLogger("fedh2l.peer")
 
-Share = Annotated[float, Field(gt=0, lt=1)]
 ODD, REFUSED = 3.0, 10.0
 """Distances of means that cause a warning, in larger standard deviations, and an error, in smaller ones."""
 

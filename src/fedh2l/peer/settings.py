@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 from fedh2l.data.base import model_for
 from fedh2l.data.domain import Domain
 from fedh2l.errors import ConfigError, shown
+from fedh2l.experiment.config import Resolved, resolve
 from fedh2l.experiment.settings import RunSettings
 from fedh2l.files import UnreadableError, read_text, read_toml
 from fedh2l.peer.membership.bundle import Bundle
@@ -90,7 +91,6 @@ class PeerConfig:
     """What it was read from, without the password of a proxy: a copy is kept, which others may read."""
 
     def path(self, name: str) -> Path:
-        """Return a path relative to the folder of `peer.toml`."""
         return self.folder / name
 
     @cached_property
@@ -107,60 +107,33 @@ class PeerConfig:
 
     @property
     def revoked(self) -> Path | None:
-        """Path of the revocation list."""
         return self.path(self.settings.revoked) if self.settings.revoked else None
 
 
 def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
     """Load `peer.toml`. With `insecure`, there are no certificates and all addresses must be local."""
-    try:
-        raw = read_toml(path)
-        text = read_text(path)
-    except (OSError, UnreadableError) as error:
-        raise ConfigError(f"cannot read '{path}': {shown(error)}") from error
-    unknown = [key for key in raw if key not in ("peer", "run", "data", "optimizer")]
-    if unknown:
-        raise ConfigError(f"{path}: unknown section [{unknown[0]}]; there are [peer], [run], [data] and [optimizer]")
-    for key, section in raw.items():
-        if not isinstance(section, dict):
-            raise ConfigError(f"{path}: write {key} as a section, [{key}]")
+    raw, text = _read(path)
     folder = path.absolute().parent
-    settings = PeerSettings.read(raw.get("peer", {}), "peer")
-    data = raw.get("data", {})
-    allow_named([settings.model, data.get("name")])
-    search(str(folder))
-    for key in ("status", "metrics"):
-        address = getattr(settings, key)
-        if address is not None:
-            require_loopback(f"peer.{key}", address)
-    if settings.proxy is not None:
-        check_proxy(settings.proxy)
-    given = raw.get("run", {})
-    foreign = [key for key in given if key not in LOCAL]
-    if foreign:
-        raise ConfigError(f"run.{foreign[0]}: for a peer this is agreed in the roster, or has no meaning")
+    settings = _own_settings(raw, folder)
     roster_files = [RosterFile.load(folder / name) for name in _files(settings.roster)]
     identity = None if insecure else _identity(folder, settings)
     name = identity.about.name if identity is not None else settings.name
     if name is None:
         raise ConfigError("peer.name: without certificates a peer must be given its name")
     _check_addresses(roster_files, settings, insecure)
-    history = pair_up(roster_files, [Bundle.load(folder / file) for file in _files(settings.seedset)]).since(name)
+    history = _history(roster_files, folder, settings, name)
     first = history.all[0]
-    remedy = "Name all versions in peer.roster. If this member really joins later, set peer.joined = true"
-    check_start(first.roster_file, settings.joined, remedy)
-    agreement = first.roster_file.agreement
-    agreed = {"rounds": history.rounds_of(name), "seed": agreement.seed, "ema_decay": agreement.ema_decay}
-    run = RunSettings.read({**given, **agreed, "batch_size": agreement.batch_size, "engine": "local"}, "run").resolved()
-    domain = own_domain(data, name, settings.domain, agreement.seed, first.bundle, first.roster_file.views)
+    found = _resolved(raw, first, history.rounds_of(name))
+    data, seed = raw.get("data", {}), found.run.seed
+    domain = own_domain(data, name, settings.domain, seed, first.bundle, first.roster_file.views)
     if domain.private.inputs.dtype != first.bundle.samples.inputs.dtype:
         history = history.as_numbers()
     if settings.model is None:
         settings = settings.model_copy(update={"model": model_for(domain.private.inputs.shape[1:])})
     return PeerConfig(
         settings,
-        run,
-        _optimizer(raw.get("optimizer", {}), first),
+        found.run,
+        found.optimizer,
         history,
         identity,
         name,
@@ -171,10 +144,52 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
     )
 
 
-def _optimizer(given: Any, version: RosterVersion) -> OptimizerSettings:
-    """Read the member's optimizer settings. The method's recommendations are the defaults."""
-    advice = version.method.advice("optimizer", version.bundle.labelled)
-    return OptimizerSettings.read({**advice, **given} if isinstance(given, dict) else given, "optimizer")
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the sections of the file, and its text."""
+    try:
+        raw, text = read_toml(path), read_text(path)
+    except (OSError, UnreadableError) as error:
+        raise ConfigError(f"cannot read '{path}': {shown(error)}") from error
+    for key, section in raw.items():
+        if key not in ("peer", "run", "data", "optimizer"):
+            raise ConfigError(f"{path}: unknown section [{key}]; there are [peer], [run], [data] and [optimizer]")
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: write {key} as a section, [{key}]")
+    return raw, text
+
+
+def _own_settings(raw: Mapping[str, Any], folder: Path) -> PeerSettings:
+    """Return the `[peer]` section. The names in the file may be imported, since the member runs it."""
+    settings = PeerSettings.read(raw.get("peer", {}), "peer")
+    allow_named([settings.model, raw.get("data", {}).get("name")])
+    search(str(folder))
+    for key, address in (("status", settings.status), ("metrics", settings.metrics)):
+        if address is not None:
+            require_loopback(f"peer.{key}", address)
+    if settings.proxy is not None:
+        check_proxy(settings.proxy)
+    for key in raw.get("run", {}):
+        if key not in LOCAL:
+            raise ConfigError(f"run.{key}: for a peer this is agreed in the roster, or has no meaning")
+    return settings
+
+
+def _history(roster_files: Sequence[RosterFile], folder: Path, settings: PeerSettings, name: str) -> RosterHistory:
+    """Return the versions of the roster, each with its seed set, from the first of this member on."""
+    history = pair_up(roster_files, [Bundle.load(folder / file) for file in _files(settings.seedset)]).since(name)
+    remedy = "Name all versions in peer.roster. If this member really joins later, set peer.joined = true"
+    check_start(history.all[0].roster_file, settings.joined, remedy)
+    return history
+
+
+def _resolved(raw: Mapping[str, Any], version: RosterVersion, rounds: int) -> Resolved:
+    """Return the sections `[run]` and `[optimizer]`, with what the roster says."""
+    agreed = version.roster_file.agreement
+    run = {
+        **raw.get("run", {}), "rounds": rounds, "seed": agreed.seed, "ema_decay": agreed.ema_decay,
+        "batch_size": agreed.batch_size, "engine": "local",
+    }  # fmt: skip
+    return resolve({"run": run, "optimizer": raw.get("optimizer", {})}, version.method, version.bundle.labelled)
 
 
 def _files(given: str | list[str]) -> list[str]:

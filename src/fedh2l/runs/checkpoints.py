@@ -108,6 +108,11 @@ class CheckpointFolder:
         if not self.paths():
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def round(self) -> int:
+        """Round in the name of the newest checkpoint, or 0. The file is not read, and may be damaged."""
+        return max((int(path.stem.partition("-")[2]) for path in self.paths()), default=0)
+
     def paths(self) -> list[Path]:
         """Return all complete checkpoints, oldest first."""
         return sorted(self.folder.glob("round-*.ckpt"))

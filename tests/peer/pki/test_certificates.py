@@ -15,9 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from fedh2l.errors import ConfigError
-from fedh2l.peer.pki import certificates
+from fedh2l.peer.pki import certificates, checks
 from fedh2l.peer.pki.authority import Authority
-from fedh2l.peer.pki.certificates import About, Identity, PKIError, Revocations, refusal
+from fedh2l.peer.pki.certificates import About, Identity, PKIError
+from fedh2l.peer.pki.checks import Revocations, refusal
 from members import join
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
@@ -226,7 +227,7 @@ def test_why_a_certificate_is_refused(founder, tmp_path, monkeypatch):
     assert "is revoked" in why(der(north), listed=founder.folder / "revoked.pem")
     assert why(der(south), "south", About.of(south).pin, founder.folder / "revoked.pem") is None
     later = certificates.now() + timedelta(days=400)
-    monkeypatch.setattr(certificates, "now", lambda: later)
+    monkeypatch.setattr(checks, "now", lambda: later)
     assert "was valid until" in why(der(north))
 
 

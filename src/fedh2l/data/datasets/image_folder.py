@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from fedh2l.data.augmentation import Augment, Augmentation
 from fedh2l.data.augmentation_keys import Bend, Crop, Erase, Flip, ImageKind, Jitter, Mix, Shift, Zoom, values_for
-from fedh2l.data.base import Dataset, WholeDomain, model_for
+from fedh2l.data.base import Dataset, Share, WholeDomain, model_for
 from fedh2l.data.domain import REMEDIES, SPLITS, Domain, Samples
 from fedh2l.data.image_cache import decoded
 from fedh2l.data.images import SUFFIXES, Fit
@@ -26,7 +26,6 @@ from fedh2l.errors import DataError, did_you_mean
 
 log = logging.getLogger("fedh2l")
 
-Share = Annotated[float, Field(gt=0, lt=1)]
 Split = Mapping[str, Sequence[int]]
 """For each of private, public, validation and test, the indices of its images in a domain."""
 
@@ -90,11 +89,9 @@ class ImageFolder(Dataset):
         return f"{self.name}, {self.size} × {self.size} pixels"
 
     def suitable_model(self, seed: int) -> str:
-        """Return a model for images of this size."""
         return model_for((3 if self.colour else 1, self.size, self.size))
 
     def origin(self, domain: str) -> str:
-        """Return the path of the domain's folder."""
         return f"{Path(self.root).resolve()}/{domain}"
 
     def domain_names(self, seed: int) -> list[str]:
@@ -109,7 +106,6 @@ class ImageFolder(Dataset):
         return names
 
     def domains(self, seed: int) -> list[Domain]:
-        """Return one domain per folder, split by `seed`."""
         folders = self._folders()
         classes = self._classes(folders)
         found = [self._list(folder, classes) for folder in folders]

@@ -7,27 +7,19 @@ statistic of one node's private data reaches another node.
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median, pstdev
-from typing import Annotated, Any, ClassVar
+from statistics import fmean, pstdev
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from fedh2l.data.base import Dataset, WholeDomain
+from fedh2l.data.base import Dataset, Share, WholeDomain
+from fedh2l.data.datasets.records import Cell, Records, Schema, numbers_of, read_cells, same_category
 from fedh2l.data.domain import SPLITS, UNKNOWN, Domain, Samples
 from fedh2l.data.splits import Shares, stratified_split
-from fedh2l.errors import ConfigError, DataError, did_you_mean
-
-Share = Annotated[float, Field(gt=0, lt=1)]
-Cell = str | None
-"""Content of a cell, or None if it is empty."""
-PARQUET = (".parquet", ".pq")
+from fedh2l.errors import DataError, did_you_mean
 
 
 class Table(Dataset):
@@ -69,19 +61,15 @@ class Table(Dataset):
         return self
 
     def suitable_model(self, seed: int) -> str:
-        """Return a model for rows of numbers."""
         return "mlp"
 
     def origin(self, domain: str) -> str:
-        """Return the path of the domain's file."""
         return str((Path(self.root) / self.files.get(domain, "")).resolve())
 
     def domain_names(self, seed: int) -> list[str]:
-        """Return the names of the domains, in the order of `files`."""
         return list(self.files)
 
     def domains(self, seed: int) -> list[Domain]:
-        """Return one domain per file, split by `seed`."""
         tables = {name: self.read_file(name) for name in self.files}
         self._check_columns(tables)
         shares = Shares(self.alpha, self.validation, self.test)
@@ -121,20 +109,19 @@ class Table(Dataset):
         return result
 
     def read_file(self, name: str, labelled: bool = True) -> Records:
-        """Return the records of a domain's file."""
         path = Path(self.root) / self.files[name]
-        cells = _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, self.header)
+        cells = read_cells(path, self.header)
         gone = frozenset(self.missing)
         labels = self._labels(path, cells) if labelled else [UNKNOWN] * max(map(len, cells.values()), default=0)
         if not labels:
             raise DataError(f"'{path}' has no records")
         numbers = {
-            column: _numbers(path, column, cells[column], gone, column in self.zero_is_missing)
+            column: numbers_of(path, column, cells[column], gone, column in self.zero_is_missing)
             for column in self.numeric
             if column in cells
         }
         categories = {
-            column: [None if cell is None or cell in gone else _same(cell) for cell in cells[column]]
+            column: [None if cell is None or cell in gone else same_category(cell) for cell in cells[column]]
             for column in self.categorical
             if column in cells
         }
@@ -143,12 +130,16 @@ class Table(Dataset):
     def _labels(self, path: Path, cells: Mapping[str, Sequence[Cell]]) -> list[int]:
         if self.label not in cells:
             raise DataError(f"'{path}' has no column '{self.label}', which data.label names")
-        places = {_same(raw): place for place, each in enumerate(self.classes) for raw in self.values.get(each, [each])}
+        places = {
+            same_category(raw): place
+            for place, each in enumerate(self.classes)
+            for raw in self.values.get(each, [each])
+        }
         labels = []
         for row, raw in enumerate(cells[self.label], 1):
-            if raw is None or _same(raw) not in places:
+            if raw is None or same_category(raw) not in places:
                 raise DataError(f"'{path}', record {row}: label '{raw}' is not one of {', '.join(places)}")
-            labels.append(places[_same(raw)])
+            labels.append(places[same_category(raw)])
         return labels
 
     def _check_columns(self, tables: Mapping[str, Records]) -> None:
@@ -177,138 +168,3 @@ class Table(Dataset):
         if empty:
             raise DataError(f"no public record has a value of '{empty[0]}'; leave it out, or raise data.alpha")
         return Schema(scales, categories, self.indicators)
-
-
-@dataclass(frozen=True)
-class Records:
-    """Rows of a table, by column. If a column is absent, its value is missing in all rows."""
-
-    labels: list[int]
-    numbers: dict[str, list[float | None]]
-    categories: dict[str, list[Cell]]
-    columns: tuple[str, ...] = ()
-    """All columns of the file."""
-
-    def take(self, rows: Sequence[int]) -> Records:
-        """Return some of the rows."""
-        return Records(
-            [self.labels[row] for row in rows],
-            {column: [cells[row] for row in rows] for column, cells in self.numbers.items()},
-            {column: [cells[row] for row in rows] for column, cells in self.categories.items()},
-        )
-
-
-@dataclass(frozen=True)
-class Schema:
-    """Conversion of a record to inputs: scaled numbers, one input per category, then indicators of missing values."""
-
-    scales: dict[str, tuple[float, float]]
-    """Mean and standard deviation by numeric column."""
-    categories: dict[str, list[str]]
-    indicators: bool
-    units: Mapping[str, str] = field(default_factory=dict)
-    """Units by column, if stated."""
-
-    @staticmethod
-    def of(preprocessing: Mapping[str, Any]) -> Schema:
-        """Return the schema from a model's preprocessing, in the format of `describe`."""
-        try:
-            scales = {column: (mean, deviation) for column, mean, deviation in preprocessing["numeric"]}
-            categories = {column: list(known) for column, known in preprocessing["categorical"]}
-            units = dict(preprocessing.get("units", {}))
-            return Schema(scales, categories, bool(preprocessing["indicators"]), units)
-        except (KeyError, TypeError, ValueError):
-            raise DataError("the model was not trained on tables") from None
-
-    def typical(self, records: Records) -> dict[str, float]:
-        """Return the median of each numeric column that has values."""
-        seen = {column: [n for n in records.numbers.get(column, ()) if n is not None] for column in self.scales}
-        return {column: median(values) for column, values in seen.items() if values}
-
-    def inputs(self, records: Records, typical: Mapping[str, float]) -> Tensor:
-        """Return inputs `(records, inputs)`.
-
-        A missing number becomes its value in `typical`, else the public mean. A missing category sets no input.
-        """
-        rows, columns = len(records.labels), []
-        absent: list[list[float]] = []
-        for column, (mean, deviation) in self.scales.items():
-            cells = records.numbers.get(column, [None] * rows)
-            usual = typical.get(column, mean)
-            columns.append([((usual if cell is None else cell) - mean) / deviation for cell in cells])
-            absent.append([float(cell is None) for cell in cells])
-        for column, known in self.categories.items():
-            cells_of = records.categories.get(column, [None] * rows)
-            columns += [[float(cell == category) for cell in cells_of] for category in known]
-        if self.indicators:
-            columns += absent
-        return torch.tensor(columns, dtype=torch.float32).T.contiguous()
-
-    def describe(self) -> dict[str, object]:
-        """Return the preprocessing to save with a model."""
-        return {
-            "kind": "table",
-            "numeric": [[column, mean, deviation] for column, (mean, deviation) in self.scales.items()],
-            "categorical": [[column, known] for column, known in self.categories.items()],
-            "indicators": self.indicators,
-            **({"units": dict(self.units)} if self.units else {}),
-        }
-
-
-def _same(cell: str) -> str:
-    """Return a normal form of a category: 1, 1.0 and 01 are the same, because file formats differ."""
-    try:
-        number = float(cell)
-    except ValueError:
-        return cell
-    return f"{number:g}" if math.isfinite(number) else cell
-
-
-def _numbers(path: Path, column: str, cells: Sequence[Cell], gone: frozenset[str], no_zero: bool) -> list[float | None]:
-    found: list[float | None] = []
-    for row, cell in enumerate(cells, 1):
-        if cell is None or cell in gone:
-            found.append(None)
-            continue
-        try:
-            number = float(cell)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise DataError(
-                f"'{path}', record {row}: '{cell}' in column '{column}' is not a number; if it stands for a missing "
-                "one, name it in data.missing"
-            )
-        found.append(None if no_zero and number == 0 else number)
-    return found
-
-
-def _csv(path: Path, header: Sequence[str]) -> dict[str, list[Cell]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read '{path}': {error}") from error
-    names = list(header) or (rows.pop(0) if rows else [])
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(names):
-            raise DataError(f"'{path}', record {number}: it has {len(row)} cells, where there are {len(names)} columns")
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
-
-
-def _parquet(path: Path) -> dict[str, list[Cell]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise ConfigError(f"'{path}': Parquet files need pyarrow; pip install 'fedh2l[table]'") from None
-    try:
-        read = parquet.read_table(path).to_pydict()
-    except (OSError, ArrowException) as error:
-        raise DataError(f"cannot read '{path}': {error}") from error
-    return {str(name): [_cell(value) for value in cells] for name, cells in read.items()}
-
-
-def _cell(value: object) -> Cell:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return str(value)

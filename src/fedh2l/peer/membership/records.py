@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedh2l.data.datasets.table import Records, Schema, Table
+from fedh2l.data.datasets.records import Records, Schema
+from fedh2l.data.datasets.table import Table
 from fedh2l.data.domain import Samples
 from fedh2l.errors import DataError
 

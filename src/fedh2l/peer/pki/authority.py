@@ -43,6 +43,12 @@ BACKDATED = timedelta(hours=1)
 AUTHORITIES_SINCE = 1950
 """Earliest year that a certificate can encode."""
 
+USES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
+"""Uses of a key that a certificate can allow."""
+
 CA_KEY, CA_CERTIFICATE, REVOKED, LEDGER = "ca.key", "ca.pem", "revoked.pem", "issued.json"
 
 
@@ -91,14 +97,10 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         write_private(folder / CA_KEY, key_bytes(key))
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation)])
-        usage = x509.KeyUsage(
-            digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
-            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-        )  # fmt: skip
         built = (
             _builder(name, name, key.public_key(), days)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(usage, critical=True)
+            .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
         write(folder / CA_CERTIFICATE, pem(built.sign(key, hashes.SHA256())))
@@ -135,31 +137,14 @@ class Authority:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise PKIError(f"the request of '{about.name}' is for a key that is not of an elliptic curve")
         entries = self.issued()
-        for entry in entries:
-            if entry["revoked"] is None and entry["name"] == about.name and entry["pin"] != about.pin:
-                raise PKIError(
-                    f"'{about.name}' has a certificate for another key ({entry['pin']}). If that key is lost or "
-                    f"replaced, revoke the certificate first: fedh2l pki revoke {about.name}"
-                )
-            if entry["name"] != about.name and entry["pin"] == about.pin:
-                raise PKIError(f"the key of this request is already that of '{entry['name']}'")
-        _check_days(days)
-        until = now() + timedelta(days=days)
-        if until > self.certificate.not_valid_after_utc:
-            raise PKIError(
-                f"a certificate of {days} days would outlive the authority, which ends on "
-                f"{self.certificate.not_valid_after_utc:%Y-%m-%d}"
-            )
-        usage = x509.KeyUsage(
-            digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-            key_agreement=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
-        )  # fmt: skip
+        _check_binding(about, entries)
+        until = self._end(days)
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, about.name)])
         built = (
             _builder(subject, self.certificate.subject, key, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(usage, critical=True)
+            .add_extension(_usage("digital_signature"), critical=True)
             .add_extension(x509.ExtendedKeyUsage(both), critical=False)
             .add_extension(alternatives(about.hosts), critical=False)
             .add_extension(self._identifier(), critical=False)
@@ -171,6 +156,16 @@ class Authority:
         }  # fmt: skip
         self._keep_book([*entries, entry])
         return certificate
+
+    def _end(self, days: int) -> datetime:
+        _check_days(days)
+        until = now() + timedelta(days=days)
+        if until > self.certificate.not_valid_after_utc:
+            raise PKIError(
+                f"a certificate of {days} days would outlive the authority, which ends on "
+                f"{self.certificate.not_valid_after_utc:%Y-%m-%d}"
+            )
+        return until
 
     def revoke(self, who: str) -> list[dict[str, Any]]:
         """Revoke all certificates of a name, or the one with a serial number. Return the revoked entries."""
@@ -207,6 +202,23 @@ class Authority:
 
     def _keep_book(self, entries: Sequence[dict[str, Any]]) -> None:
         write(self.folder / LEDGER, (json.dumps(entries, indent=1) + "\n").encode())
+
+
+def _check_binding(about: About, entries: Sequence[dict[str, Any]]) -> None:
+    """Refuse a name with a valid certificate for another key, and a key of another name."""
+    for entry in entries:
+        if entry["revoked"] is None and entry["name"] == about.name and entry["pin"] != about.pin:
+            raise PKIError(
+                f"'{about.name}' has a certificate for another key ({entry['pin']}). If that key is lost or "
+                f"replaced, revoke the certificate first: fedh2l pki revoke {about.name}"
+            )
+        if entry["name"] != about.name and entry["pin"] == about.pin:
+            raise PKIError(f"the key of this request is already that of '{entry['name']}'")
+
+
+def _usage(*allowed: str) -> x509.KeyUsage:
+    """Return the uses of a key, of which only these are allowed."""
+    return x509.KeyUsage(**{use: use in allowed for use in USES})
 
 
 def _check_days(days: int) -> None:

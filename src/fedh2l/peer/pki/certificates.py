@@ -1,4 +1,4 @@
-"""Keys and certificates of members: their files, and the checks that a peer makes.
+"""Keys, requests and certificates of members: their fields and their files.
 
 A member generates its own key and sends only a certificate request to the authority (`authority.py`). Peers identify a
 member by its name and by the pin of its public key. A renewed certificate keeps both. Only the owner can read key
@@ -10,14 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import ipaddress
-import logging
 import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -27,10 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from fedh2l.errors import FedH2LError, shown
 from fedh2l.files import write_atomically
-from fedh2l.peer.refusals import Refusal
 from fedh2l.protocol.roster import check_name
-
-log = logging.getLogger("fedh2l.peer")
 
 SOON = timedelta(days=30)
 """Certificates should be renewed within this time before they expire."""
@@ -224,54 +220,6 @@ def alternatives(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName(found)
 
 
-class Revocations:
-    """Revoked serial numbers from the authority's list, which is reloaded when it changes. Empty without a list."""
-
-    def __init__(self, authority: x509.Certificate, path: Path | None = None) -> None:
-        self._authority, self._path = authority, path
-        self._version = _version(path)
-        self._serials = self._read()
-
-    def _read(self) -> set[int]:
-        if self._path is None:
-            return set()
-        key = self._authority.public_key()
-        try:
-            found = x509.load_pem_x509_crl(read(self._path))
-            signed = isinstance(key, ec.EllipticCurvePublicKey) and found.is_signature_valid(key)
-            serials = {entry.serial_number for entry in found}
-        except UNREADABLE:
-            raise PKIError(f"'{self._path}' holds no revocation list") from None
-        if not signed:
-            raise PKIError(f"'{self._path}' is not signed by the authority of this federation")
-        return serials
-
-    @property
-    def version(self) -> object:
-        """A value that changes with the list. Reading it reloads a changed list."""
-        version = _version(self._path)
-        if version != self._version:
-            self._version = version
-            try:
-                self._serials = self._read()
-            except PKIError as error:
-                log.error("the previous list of revocations stays in force: %s", error)
-        return version
-
-    def __contains__(self, certificate: x509.Certificate) -> bool:
-        _ = self.version  # reloads a changed list
-        return certificate.serial_number in self._serials
-
-
-def _version(path: Path | None) -> tuple[int, int] | None:
-    """Return a value that changes when the file is rewritten."""
-    try:
-        about = path.stat() if path else None
-    except OSError:
-        return None
-    return (about.st_mtime_ns, about.st_ino) if about else None
-
-
 def issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     """Return whether an authority signed a certificate."""
     try:
@@ -316,35 +264,3 @@ class Identity:
         """Whether the certificate should be renewed."""
         assert self.about.until is not None
         return self.about.until - now() < SOON
-
-
-class Problem(NamedTuple):
-    """A reason to reject a certificate."""
-
-    reason: Refusal
-    text: str
-
-
-def refusal(der: bytes, name: str, pin: str, authority: x509.Certificate, revoked: Revocations) -> Problem | None:
-    """Return why a certificate does not belong to the named member, or None if it does.
-
-    TLS has already verified the certificate. This function adds the checks of name, pin and revocation, and repeats
-    those of issuer and validity.
-    """
-    try:
-        certificate = x509.load_der_x509_certificate(der)
-        about = About.of(certificate)
-    except (ValueError, PKIError) as error:
-        return Problem(Refusal.NO_CERTIFICATE, f"its certificate cannot be read: {shown(error)}")
-    if not issued_by(certificate, authority):
-        return Problem(Refusal.OTHER_AUTHORITY, "its certificate is not of this federation's authority")
-    if about.name != name:
-        return Problem(Refusal.OTHER_NAME, f"its certificate is that of '{about.name}', not of '{name}'")
-    if about.pin != pin:
-        return Problem(Refusal.OTHER_KEY, f"its key is {about.pin}, but the roster pins {pin}")
-    if certificate in revoked:
-        return Problem(Refusal.REVOKED, f"its certificate {certificate.serial_number:x} is revoked")
-    if not certificate.not_valid_before_utc <= now() <= certificate.not_valid_after_utc:
-        until = f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-        return Problem(Refusal.NOT_VALID_NOW, f"its certificate was valid until {until}")
-    return None

@@ -23,7 +23,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from fedh2l.errors import ConfigError, shown
-from fedh2l.peer.pki.certificates import Identity, Problem, Revocations, refusal
+from fedh2l.peer.pki.certificates import Identity
+from fedh2l.peer.pki.checks import Problem, Revocations, refusal
 from fedh2l.peer.refusals import PeerRefusedError, Refusal
 from fedh2l.peer.transport.proxy import channel_options, connect, parse_address
 
