@@ -66,8 +66,10 @@ class PeerSettings(Section):
     snapshots: bool = Field(False, description="Keep the model of every evaluation. Rehearsals need it.")
 
 
-LOCAL = ("device", "threads", "dtype", "precision", "micro_batch", "eval_every", "checkpoint_every")
+LOCAL = ("device", "threads", "dtype", "precision", "micro_batch", "kernels", "eval_every", "checkpoint_every")
 """Keys of `[run]` that each peer sets. The roster sets the others."""
+DEFAULTS = {"kernels": "off"}
+"""Values of these keys where a peer's own defaults differ from those of a run: nothing is compiled on its machine."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ def load_peer(path: Path, insecure: bool = False) -> PeerConfig:
     first = history.all[0]
     agreement = first.roster_file.agreement
     agreed = {"rounds": history.rounds_of(name), "seed": agreement.seed, "ema_decay": agreement.ema_decay}
-    run = RunSettings.read({**given, **agreed, "batch_size": agreement.batch_size, "engine": "local"}, "run").resolved()
+    rest = {**agreed, "batch_size": agreement.batch_size, "engine": "local"}
+    run = RunSettings.read({**DEFAULTS, **given, **rest}, "run").resolved()
     domain = own_domain(data, name, settings.domain, agreement.seed, first.bundle, first.roster_file.views)
     if domain.private.inputs.dtype != first.bundle.samples.inputs.dtype:
         history = history.as_numbers()

@@ -324,7 +324,7 @@ class Trainer:
             "roster (nodes, seed or method)": self.experiment.rules,
             "optimizer": self.experiment.optimizer.model_dump(),
             "dtype": self.settings.dtype,
-            "precision or micro_batch": list(self.settings.compute),
+            "precision or micro_batch": [self.settings.compute.bf16, self.settings.compute.rows],
             "models": [node.model_name for node in self.experiment.nodes],
             "size of models": self.engine.parameter_bytes,
             "evaluation": [self.settings.eval_every, self.settings.selection_rule, self.settings.ema_decay],
