@@ -1,6 +1,6 @@
 """Measure the time that this project adds to a round, against a bare PyTorch loop with the same work.
 
-    python benchmarks/overhead.py [--blocks 20]
+    python benchmarks/overhead.py [--blocks 20] [--kernels off]
     python benchmarks/overhead.py --suite pacs --root FOLDER [--rounds 300] [--models heterogeneous] [--size 112]
 
 Both sides train four LeNets on Rotated MNIST shapes on one core, one after another, and evaluate every 50 rounds. This
@@ -115,6 +115,7 @@ def on_images(given: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=20, help="blocks of 50 rounds of each side")
+    parser.add_argument("--kernels", choices=("auto", "off"), default="auto", help="run.kernels")
     parser.add_argument("--suite", choices=("pacs",), help="how a training on images spends its time, instead")
     parser.add_argument("--root", help="of --suite: the folder of the images")
     parser.add_argument("--rounds", type=int, default=300, help="of --suite")
@@ -128,7 +129,9 @@ def main() -> int:
     blocks = max(10, given.blocks)
     torch.set_num_threads(1)
     os.environ[CORES] = "1"
-    config, _ = load_config(None, [f"run.rounds={BLOCK * (blocks + 2)}", "run.device=cpu"])
+    config, _ = load_config(
+        None, [f"run.rounds={BLOCK * (blocks + 2)}", "run.device=cpu", f"run.kernels={given.kernels}"]
+    )
     bare = BareLoop()
     with tempfile.TemporaryDirectory() as folder:
         progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True))

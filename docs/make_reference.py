@@ -240,6 +240,7 @@ def config_page() -> str:
         '\nWith `name = "image-folder"`:\n\n',
         keys(OwnImages),
         f"\n### [run] and [optimizer] of a peer\n\n`[run]` may have {listed}. The roster sets the other keys. "
+        "`kernels` is `off` by default, so that nothing is compiled on the machine of a peer. "
         "`[optimizer]` has the keys of [a run](#optimizer).\n",
         ROSTER,
         keys(Agreement),

@@ -58,8 +58,9 @@ def train(
     must be those of the first start. `overwrite=True` first removes a run in `out`. It never removes other files.
 
     `progress` shows a progress bar. Further keywords are the keys of the `[run]` section: batch_size, device, engine,
-    threads, dtype, precision, micro_batch, eval_every, checkpoint_every, keep_checkpoint, selection, ema_decay. Keys
-    that are not given take the method's recommended values. `ray` configures the cluster of `engine="ray"`.
+    threads, dtype, precision, micro_batch, kernels, eval_every, checkpoint_every, keep_checkpoint, selection,
+    ema_decay. Keys that are not given take the method's recommended values. `ray` configures the cluster of
+    `engine="ray"`.
     """
     experiment = _experiment(nodes, method, {"rounds": rounds, "seed": seed, **run}, optimizer, ray)
     if resume and out is None:
@@ -143,11 +144,11 @@ def _warn_of_models(nodes: Sequence[Node]) -> None:
 
 
 def _check_same(directory: RunDirectory, experiment: Experiment) -> None:
-    """Refuse to resume a run under other settings, except device, engine, keep_checkpoint and more rounds."""
+    """Refuse to resume a run under other settings, except device, engine, kernels, keep_checkpoint and more rounds."""
     then, now = (set(text.splitlines()) for text in (directory.config_text(), _describe(experiment)))
     before, rounds = directory.rounds(), experiment.settings.rounds
     grown = {f"rounds = {before}", f"rounds = {rounds}"} if rounds > before else set()
-    free = ("device =", "engine =", "keep_checkpoint =")
+    free = ("device =", "engine =", "kernels =", "keep_checkpoint =")
     different = sorted(line for line in (then ^ now) - grown if not line.startswith(free))
     if different:
         raise RunError(f"'{directory.path}' was started with other settings: {'; '.join(different)}")

@@ -19,12 +19,13 @@ from fedh2l.data.domain import Samples
 from fedh2l.data.pixels import Pixels
 from fedh2l.engines.batched.graphs import GraphRecorder
 from fedh2l.engines.batched.layers import STACKED
+from fedh2l.engines.batched.overrides import FunctionOverrides
 from fedh2l.experiment.experiment import Experiment
 from fedh2l.experiment.settings import RunSettings
+from fedh2l.kernels.cuda.adam import can_step
 from fedh2l.kernels.cuda.layers import can_convolve
-from fedh2l.kernels.cuda.optimizers import can_step, step
 from fedh2l.kernels.cuda.projection import can_project
-from fedh2l.kernels.overrides import FunctionOverrides
+from fedh2l.kernels.pooled import allowing
 from fedh2l.methods.registry import find_method
 from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.trainer import Trainer
@@ -113,7 +114,7 @@ def test_stacked_convolutions(nets, rows, channels, size, filters, window, paddi
     if not can_convolve(x[0], weight[0], padding):
         assert dtype is torch.float64  # twice the memory
         return
-    with FunctionOverrides(STACKED):
+    with allowing(True), FunctionOverrides(STACKED):
         ours = vmap(lambda x, w, b: F.conv2d(x, w, b, padding=padding))(x, weight, bias)
         shared = vmap(lambda w: F.conv2d(x[0], w, padding=padding))(weight)
     wide = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
@@ -131,7 +132,7 @@ def test_stacked_convolutions(nets, rows, channels, size, filters, window, paddi
 @pytest.mark.parametrize(("size", "k"), [((3, 2, 4, 28, 28), 2), ((2, 3, 1, 9, 7), 2), ((2, 3, 2, 11, 10), 3)])
 def test_stacked_pooling(size, k):
     x = torch.randn(size, device="cuda").mul(2).round().requires_grad_()  # with ties
-    with FunctionOverrides(STACKED):
+    with allowing(True), FunctionOverrides(STACKED):
         ours = vmap(lambda x: F.max_pool2d(x, k))(x)
     theirs = F.max_pool2d(x.flatten(0, 1), k).view(ours.shape)
     above = torch.randn_like(ours)
@@ -146,13 +147,13 @@ def test_a_step(name, shape):
     ours = torch.randn(shape, dtype=torch.float64, device="cuda")
     theirs = ours.clone()
     states = [settings.initial_state(ours) for _ in range(2)]
-    assert can_step(settings, ours, theirs, {})
-    assert not can_step(settings, ours, theirs.float(), {})
-    assert not can_step(settings, ours, theirs.cpu(), {})
+    assert can_step(ours, theirs, {})
+    assert not can_step(ours, theirs.float(), {})
+    assert not can_step(ours, theirs.cpu(), {})
     for _ in range(5):
         gradient = torch.randn_like(ours)
-        step(settings, ours, gradient, states[0], 0.01)
-        settings.step(theirs, gradient, states[1], 0.01)
+        settings.step(ours, gradient, states[0], 0.01, compiled=True)
+        settings.step(theirs, gradient, states[1], 0.01, compiled=False)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for key, value in states[0].items():
         torch.testing.assert_close(value, states[1][key], rtol=1e-12, atol=1e-12)

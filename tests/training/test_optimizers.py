@@ -16,7 +16,8 @@ from fedh2l.training.optimizers import OptimizerSettings
         ({"name": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9, weight_decay=0.1)),
     ],
 )
-def test_follows_torch(settings, torchs):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_follows_torch(settings, torchs, compiled):
     ours = OptimizerSettings(lr=1e-2, weight_decay=0.1, **settings)
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(20, generator=generator)
@@ -25,7 +26,7 @@ def test_follows_torch(settings, torchs):
     for step in range(30):
         # Gradients that shrink, so that AMSGrad's maximum matters.
         gradient = torch.randn(20, generator=generator) / (1 + step)
-        ours.step(vector, gradient, state, ours.rate("local"))
+        ours.step(vector, gradient, state, ours.rate("local"), compiled=compiled)
         parameter.grad = gradient.clone()
         optimizer.step()
     torch.testing.assert_close(vector, parameter.detach(), rtol=1e-6, atol=1e-7)

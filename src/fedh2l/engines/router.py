@@ -26,7 +26,8 @@ class MessageRouter:
         self.method = method
         self.roster = roster
         self.ledger = Ledger()
-        self.server = Server(roster, learners[0].network.optimizer, learners[0].parameters.device)
+        first = learners[0].network
+        self.server = Server(roster, first.optimizer, first.parameters.device, first.compute.exactly())
         method.prepare(self.server, learners)
         if not method.decentralised and not any(method.exchanges(round) for round in range(1, rounds + 1)):
             log.warning("%s exchanges nothing within %d rounds: its interval is longer", method.title, rounds)

@@ -46,6 +46,12 @@ class RunSettings(Section):
         description="Rows that pass through a model at a time, to save memory. Gradients are summed, and each forward "
         "pass runs twice. Batch norm sees this many rows.",
     )
+    kernels: Literal["auto", "off"] = Field(
+        "auto",
+        description="Compiled kernels for small models. With auto, they are used where this machine can compile them. "
+        "With off, nothing is compiled and PyTorch computes everything. Runs are equal bit for bit only with equal "
+        "kernels.",
+    )
     batch_size: int = Field(32, ge=1, description="Samples per local batch.")
     eval_every: int = Field(50, ge=1, description="Rounds between evaluations on validation data.")
     checkpoint_every: int | Literal["auto"] = Field(
@@ -81,8 +87,8 @@ class RunSettings(Section):
 
     @property
     def compute(self) -> Compute:
-        """Precision and micro-batch size of forward passes."""
-        return Compute(self.precision == "bf16", self.micro_batch)
+        """Precision, micro-batch size and kernels of the models."""
+        return Compute(self.precision == "bf16", self.micro_batch, self.kernels == "auto")
 
     @property
     def torch_dtype(self) -> torch.dtype:

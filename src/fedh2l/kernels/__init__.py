@@ -1,4 +1,5 @@
-"""Optional accelerators for small networks, compiled when first used.
+"""Optional accelerators for small networks, compiled when first used. `README.md` says what they gain.
 
-They import PyTorch and nothing else of the package. Without them, PyTorch computes the same values.
+Each operation has one entry point, with its definition in PyTorch beside it: `adam`, `projection` and `pooled`. They
+import PyTorch and nothing else of the package.
 """

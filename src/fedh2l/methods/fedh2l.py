@@ -118,7 +118,7 @@ class FedH2L(Method):
         ce, kl = mutual_losses(node.logits(lesson.inputs, frozen=True), lesson, self.temperature)
         losses = [weight * loss for weight, loss in ((self.kl_weight, kl), (self.ce_weight, ce)) if weight]
         g_pub = node.gradient(losses[0] + losses[1] if len(losses) > 1 else losses[0])
-        projection = PROJECTIONS[self.project](g_pub, g_loc)
+        projection = PROJECTIONS[self.project](g_pub, g_loc, node.network.compute.kernels)
         node.step(projection.gradient, "mutual")
         labelled = {"ce": ce} if node.seed_set.labelled else {}
         node.record(round, **labelled, kl=kl, conflict_rate=projection.conflict, angle=projection.angle)

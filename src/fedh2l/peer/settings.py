@@ -68,8 +68,10 @@ class PeerSettings(Section):
     snapshots: bool = Field(False, description="Keep the model of every evaluation. Rehearsals need it.")
 
 
-LOCAL = ("device", "threads", "dtype", "precision", "micro_batch", "eval_every", "checkpoint_every")
+LOCAL = ("device", "threads", "dtype", "precision", "micro_batch", "kernels", "eval_every", "checkpoint_every")
 """Keys of `[run]` that each peer sets. The roster sets the others."""
+DEFAULTS = {"kernels": "off"}
+"""Values of these keys where a peer's own defaults differ from those of a run: nothing is compiled on its machine."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def _resolved(raw: Mapping[str, Any], version: RosterVersion, rounds: int) -> Re
     """Return the sections `[run]` and `[optimizer]`, with what the roster says."""
     agreed = version.roster_file.agreement
     run = {
-        **raw.get("run", {}), "rounds": rounds, "seed": agreed.seed, "ema_decay": agreed.ema_decay,
+        **DEFAULTS, **raw.get("run", {}), "rounds": rounds, "seed": agreed.seed, "ema_decay": agreed.ema_decay,
         "batch_size": agreed.batch_size, "engine": "local",
     }  # fmt: skip
     return resolve({"run": run, "optimizer": raw.get("optimizer", {})}, version.method, version.bundle.labelled)

@@ -97,7 +97,7 @@ class Recorder:
         return {
             "optimizer": self._optimizer.model_dump(),
             "dtype": settings.dtype,
-            "precision or micro_batch": list(settings.compute),
+            "precision or micro_batch": [settings.compute.bf16, settings.compute.rows],
             "models": [node.model_name for node in self.nodes],
             "size of models": self.models.parameter_bytes,
             "evaluation": [settings.eval_every, settings.selection_rule, settings.ema_decay],

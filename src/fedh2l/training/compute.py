@@ -1,4 +1,4 @@
-"""Precision and micro-batches of forward passes."""
+"""How a network computes: precision, micro-batches and kernels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from typing import NamedTuple
 
 
 class Compute(NamedTuple):
-    """Precision and micro-batch size of forward passes."""
+    """Precision and micro-batch size of forward passes, and whether compiled kernels may be used."""
 
     bf16: bool = False
     rows: int | None = None
     """Rows per pass. None: all."""
+    kernels: bool = True
+
+    def exactly(self) -> Compute:
+        """Return this without mixed precision and micro-batches."""
+        return Compute(kernels=self.kernels)
 
 
 AS_USUAL = Compute()

@@ -13,12 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from fedh2l.data.pixels import Pixels
-from fedh2l.kernels.cpu import optimizers as on_cpu
-from fedh2l.kernels.cpu.layers import ON_CPU
-from fedh2l.kernels.cuda import optimizers as on_cuda
-from fedh2l.kernels.overrides import FunctionOverrides
+from fedh2l.kernels.adam import State
+from fedh2l.kernels.pooled import allowing
 from fedh2l.training.compute import AS_USUAL, Compute
-from fedh2l.training.optimizers import OptimizerSettings, State
+from fedh2l.training.optimizers import OptimizerSettings
 from fedh2l.training.parameters import FlatParameters
 
 NUMBERS = 8_000_000
@@ -48,8 +46,6 @@ class Network:
         self._modules = list(module.modules())
         self._plain_modes = all(_has_plain_mode(m) for m in self._modules)
         self._norms = norms_of(module)
-        compiled = any(hasattr(m, "_orig_mod") for m in self._modules)
-        self._quicker = self.parameters.device.type == "cpu" and not compiled
         self._channels_last = None if pixels is not None and self.parameters.is_cuda else False
         """Whether images use the channels-last layout, which suits convolutions on a GPU. None: not known yet."""
 
@@ -91,7 +87,7 @@ class Network:
     @contextmanager
     def exactly(self) -> Iterator[None]:
         """Disable mixed precision and micro-batches for a while."""
-        asked, self.compute = self.compute, AS_USUAL
+        asked, self.compute = self.compute, self.compute.exactly()
         try:
             yield
         finally:
@@ -140,7 +136,7 @@ class Network:
             with torch.autocast(inputs.device.type, torch.bfloat16):
                 mixed: Tensor = self.module(inputs, **how)
             return mixed.to(self.parameters.dtype)
-        with FunctionOverrides(ON_CPU) if self._quicker else nullcontext():
+        with allowing(self.compute.kernels):
             output: Tensor = self.module(inputs, **how)
         return output
 
@@ -180,11 +176,7 @@ class Network:
         self._update(gradient, self.optimizer_states[phase], self.optimizer.rate(phase))
 
     def _update(self, gradient: Tensor, state: State, rate: float) -> None:
-        for own in (on_cpu, on_cuda):
-            if own.can_step(self.optimizer, self.parameters, gradient, state):
-                own.step(self.optimizer, self.parameters, gradient, state, rate)
-                return
-        self.optimizer.step(self.parameters, gradient, state, rate)
+        self.optimizer.step(self.parameters, gradient, state, rate, compiled=self.compute.kernels)
 
     def shared(self) -> Tensor:
         """Return a new vector for parameter averaging: trained parameters, then floating-point buffers."""

@@ -13,10 +13,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedh2l.kernels import adam
+from fedh2l.kernels.adam import State
+from fedh2l.kernels.blocks import blocks
 from fedh2l.section import Section
-from fedh2l.training.parameters import blocks
-
-State = dict[str, Tensor]
 
 
 class OptimizerSettings(Section):
@@ -39,33 +39,14 @@ class OptimizerSettings(Section):
         state = {name: torch.zeros_like(parameters) for name in names[self.name]}
         return {**state, "steps": torch.zeros(parameters.shape[:-1], dtype=torch.int64, device=parameters.device)}
 
-    def step(self, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
+    def step(self, parameters: Tensor, gradient: Tensor, state: State, rate: float, *, compiled: bool = True) -> None:
         """Update `parameters` and `state` in place. They must not require gradients."""
+        if self.name != "sgd":
+            adam.step(parameters, gradient, state, rate, adam.Rule(self.weight_decay), compiled)
+            return
         state["steps"] += 1
-        names = [name for name in state if name != "steps"]
-        for part, slope, *rest in blocks(parameters, gradient, *(state[name] for name in names)):
+        for part, slope, velocity in blocks(parameters, gradient, state["velocity"]):
             if self.weight_decay:
                 slope = slope.add(part, alpha=self.weight_decay)
-            own = dict(zip(names, rest, strict=True))
-            if self.name == "sgd":
-                own["velocity"].mul_(self.momentum).add_(slope)
-                part.add_(own["velocity"], alpha=-rate)
-            else:
-                _adam(part, slope, {**own, "steps": state["steps"]}, rate)
-
-
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-
-
-def _adam(parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
-    """Take a step of Adam (Kingma & Ba, 2015), or of AMSGrad (Reddi et al., 2018) if the state has `largest`."""
-    steps = state["steps"].double().unsqueeze(-1)
-    size = (rate / (1 - BETA1**steps)).to(parameters.dtype)
-    correction = (1 - BETA2**steps).sqrt().to(parameters.dtype)
-    mean, square = state["mean"], state["square"]
-    mean.lerp_(gradient, 1 - BETA1)
-    square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    if "largest" in state:
-        square = torch.maximum(state["largest"], square, out=state["largest"])
-    denominator = square.sqrt().div_(correction).add_(EPSILON)
-    parameters.sub_(denominator.reciprocal_().mul_(mean).mul_(size))
+            velocity.mul_(self.momentum).add_(slope)
+            part.add_(velocity, alpha=-rate)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedh2l.hardware import uploaded
 from fedh2l.protocol.roster import Roster
 from fedh2l.protocol.sampling import shuffled, torch_seed
+from fedh2l.training.compute import AS_USUAL, Compute
 from fedh2l.training.learner import seed_generators
 from fedh2l.training.network import Network, flattened, grouped
 from fedh2l.training.optimizers import OptimizerSettings
@@ -19,16 +20,19 @@ from fedh2l.training.optimizers import OptimizerSettings
 class Server:
     """Networks and tensors that a method keeps at a server. The server has no data but the messages it received."""
 
-    def __init__(self, roster: Roster, optimizer: OptimizerSettings, device: torch.device) -> None:
+    def __init__(
+        self, roster: Roster, optimizer: OptimizerSettings, device: torch.device, compute: Compute = AS_USUAL
+    ) -> None:
         self.roster = roster
         self.optimizer = optimizer
         self.device = device
+        self.compute = compute
         self.networks: dict[str, Network] = {}
         self.memory: dict[str, Tensor] = {}
 
     def further(self, name: str, module: nn.Module) -> Network:
         """Add a network that trains a copy of `module`."""
-        self.networks[name] = Network(copy.deepcopy(module).to(self.device), self.optimizer)
+        self.networks[name] = Network(copy.deepcopy(module).to(self.device), self.optimizer, compute=self.compute)
         return self.networks[name]
 
     def order(self, address: str, round: int, count: int) -> Tensor:

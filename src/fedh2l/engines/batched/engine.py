@@ -20,7 +20,6 @@ from fedh2l.engines.batched.teacher_schedule import RAGGED
 from fedh2l.engines.local import LocalEngine
 from fedh2l.errors import ConfigError
 from fedh2l.protocol.messages import SERVER
-from fedh2l.training.compute import AS_USUAL
 
 
 class BatchedEngine(Engine):
@@ -164,7 +163,7 @@ def obstacle(engines: Sequence[LocalEngine]) -> str | None:
     if any(engine.roster.names != first.roster.names for engine in engines):
         return "the experiments have different nodes"
     learners = [learner for engine in engines for learner in engine.learners]
-    if any(learner.network.compute != AS_USUAL for learner in learners):
+    if any(learner.network.compute.bf16 or learner.network.compute.rows for learner in learners):
         return "run.precision or run.micro_batch is set"
     if len({learner.seed_set.labelled for learner in learners}) > 1:
         return "some of the experiments have public data without labels"

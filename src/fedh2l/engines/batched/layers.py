@@ -1,8 +1,8 @@
 """Layers of stacked networks.
 
 `torch.func.vmap` turns the convolutions of many networks into one grouped convolution, which cuDNN computes group by
-group. Small convolutions and poolings on a GPU use kernels of this project (`cuda/`) instead. Other small convolutions
-become one matrix product over all windows of the input.
+group. Small convolutions and poolings on a GPU use compiled kernels instead (`kernels/cuda/`, unless `run.kernels` is
+`off`). Other small convolutions become one matrix product over all windows of the input.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedh2l.engines.batched.overrides import Table
 from fedh2l.kernels.cuda.layers import OneConvolution, OnePooling, can_convolve, can_pool
-from fedh2l.kernels.overrides import Table
-from fedh2l.kernels.pooled import pooled_convolution
+from fedh2l.kernels.pooled import allowed
 
 LARGEST = 65_536
 """Values in the windows of one sample above which cuDNN computes a convolution."""
@@ -38,7 +38,7 @@ def convolution(
         rows = (x.shape[2] + 2 * tall - height) // down + 1
         columns = (x.shape[3] + 2 * wide - width) // across + 1
         if in_channels * height * width * rows * columns <= LARGEST:
-            if (down, across) == (1, 1) and can_convolve(x, weight, (tall, wide)):
+            if (down, across) == (1, 1) and allowed() and can_convolve(x, weight, (tall, wide)):
                 result: Tensor = OneConvolution.apply(x, weight, bias, (tall, wide))
                 return result
             return _by_windows(x, weight, bias, (down, across), (tall, wide), (rows, columns))
@@ -75,7 +75,8 @@ def max_pooling(
     """Compute `F.max_pool2d` without indices, by a kernel if windows are squares that do not overlap."""
     size, step = _pair(kernel_size), _pair(stride or kernel_size)
     tiled = len({*size, *step}) == 1 and set(_pair(padding)) == {0} and set(_pair(dilation)) == {1}
-    if tiled and not ceil_mode and x.dim() == 4 and size[0] <= min(x.shape[2:]) and can_pool(x):
+    fits = tiled and not ceil_mode and x.dim() == 4 and size[0] <= min(x.shape[2:])
+    if fits and allowed() and can_pool(x):
         result: Tensor = OnePooling.apply(x, size[0])
         return result
     return torch.max_pool2d(x, size, step, _pair(padding), _pair(dilation), ceil_mode)
@@ -87,14 +88,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias
 
 
-def convolution_and_pooling(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """Compute `pooled_convolution` by a convolution and a pooling."""
-    return F.relu(max_pooling(convolution(x, weight, bias, padding=padding), 2))
-
-
 STACKED: Table = {
     torch.conv2d: convolution,
-    pooled_convolution: convolution_and_pooling,
     F.max_pool2d: max_pooling,
     F.linear: linear,
 }

@@ -18,8 +18,9 @@ from torch.func import functional_call, vmap
 
 from fedh2l.data.pixels import ready
 from fedh2l.engines.batched.layers import STACKED
+from fedh2l.engines.batched.overrides import FunctionOverrides
 from fedh2l.errors import ConfigError, MethodError
-from fedh2l.kernels.overrides import FunctionOverrides
+from fedh2l.kernels.pooled import allowing
 from fedh2l.training.network import Network
 
 log = logging.getLogger("fedh2l")
@@ -103,7 +104,7 @@ class StackedNetwork(Network):
                 output: Tensor = functional_call(self.module, tensors, (x,), dict(how))
                 return output
 
-            with FunctionOverrides(STACKED):
+            with allowing(self.compute.kernels), FunctionOverrides(STACKED):
                 said: Tensor = vmap(one, randomness="different")(tensors, inputs)
             return said
         outputs = []

@@ -1,7 +1,7 @@
 """Compilation of C functions for this processor and for given shapes, at their first call.
 
-This needs a C compiler, like `torch.compile`. Without one, PyTorch does the work. Compiled functions are stored in the
-user's cache, which other users cannot write to. The key is the source, the compiler and the processor.
+This needs a C compiler, like `torch.compile`. Without one, PyTorch computes everything. Compiled functions are stored
+in the user's cache, which other users cannot write to. The key is the source, the compiler and the processor.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _library(file: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL |
         said = getattr(error, "stderr", None) or str(error)
         log.warning(
             "%s cannot be compiled here, so PyTorch replaces it. This is slower, and results differ by rounding: %s "
-            "(to compile nothing, set %s= in the environment)", file, (said.strip().splitlines() or ["?"])[0], COMPILER,
+            "(to compile nothing, set run.kernels = \"off\")", file, (said.strip().splitlines() or ["?"])[0],
         )  # fmt: skip
         if isinstance(error, subprocess.TimeoutExpired):
             _hangs.append(True)

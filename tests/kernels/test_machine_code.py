@@ -16,12 +16,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedh2l.kernels.cpu import compiler, optimizers, projection
+from fedh2l.engines.actor import init_payload
+from fedh2l.experiment.config import load_config
+from fedh2l.kernels import projection
+from fedh2l.kernels.cpu import adam as adam_in_c
+from fedh2l.kernels.cpu import compiler
+from fedh2l.kernels.cpu import projection as projection_in_c
 from fedh2l.kernels.cpu.compiler import library
 from fedh2l.kernels.cpu.convolution import PooledConvolution, Shape, can_convolve
-from fedh2l.kernels.cpu.layers import ON_CPU
-from fedh2l.kernels.overrides import FunctionOverrides
-from fedh2l.kernels.pooled import pooled
+from fedh2l.kernels.pooled import allowing, pooled
+from fedh2l.peer.rehearsal import PEER, Rehearsal
+from fedh2l.peer.settings import load_peer
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.compute import Compute
 from fedh2l.training.optimizers import OptimizerSettings
 from fedh2l.training.projection import project
 
@@ -139,7 +146,7 @@ def test_what_is_no_number_is_not_hidden():
 def test_what_it_is_not_for(layer, shape):
     x = torch.randn(shape, dtype=layer.weight.dtype)
     assert not can_convolve(x, layer.weight, layer.bias, 0)
-    with FunctionOverrides(ON_CPU):
+    with allowing(True):
         torch.testing.assert_close(pooled(layer, x), by_pytorch(layer, x))
 
 
@@ -151,21 +158,21 @@ def test_what_does_not_fit_is_refused_as_ever(fault):
         layer.bias = nn.Parameter(torch.zeros(2))
     if fault == "padding":
         layer.padding = (-1, -1)
-    with FunctionOverrides(ON_CPU), pytest.raises(RuntimeError, match=r"channels|bias|negative padding"):
+    with allowing(True), pytest.raises(RuntimeError, match=r"channels|bias|negative padding"):
         pooled(layer, x)
 
 
 @needs_compiler
 def test_tensors_without_memory_are_left_alone():
     layer, settings = nn.Conv2d(1, 2, 3), OptimizerSettings()
-    with FakeTensorMode(allow_non_fake_inputs=True), FunctionOverrides(ON_CPU):
+    with FakeTensorMode(allow_non_fake_inputs=True), allowing(True):
         assert pooled(layer, torch.randn(2, 1, 8, 8)).shape == (2, 2, 3, 3)
     x, vector = torch.randn(2, 1, 8, 8), torch.randn(9)
     usual = by_pytorch(layer, x)
-    with torch.device("meta"), FunctionOverrides(ON_CPU):  # where new tensors would be, if nobody said otherwise
+    with torch.device("meta"), allowing(True):  # where new tensors would be, if nobody said otherwise
         torch.testing.assert_close(pooled(layer, x), usual)
         assert project(vector, -vector).gradient.device.type == "cpu"
-        optimizers.step(settings, vector, vector.clone(), settings.initial_state(vector), 0.1)
+        settings.step(vector, vector.clone(), settings.initial_state(vector), 0.1)
 
 
 @needs_compiler
@@ -177,9 +184,9 @@ def test_steps_of_the_optimiser(name, size):
     other, state, others = vector.clone(), settings.initial_state(vector), settings.initial_state(vector)
     for step in range(10):
         gradient = torch.randn(size, generator=torch.Generator().manual_seed(step)) / (1 + step)
-        assert optimizers.can_step(settings, vector, gradient, state)
-        optimizers.step(settings, vector, gradient, state, 1e-2)
-        settings.step(other, gradient, others, 1e-2)
+        assert adam_in_c.can_step(vector, gradient, state)
+        settings.step(vector, gradient, state, 1e-2, compiled=True)
+        settings.step(other, gradient, others, 1e-2, compiled=False)
     torch.testing.assert_close(vector, other, rtol=1e-5, atol=1e-6)
     for key in state:
         torch.testing.assert_close(state[key], others[key], rtol=1e-5, atol=1e-7)
@@ -191,9 +198,9 @@ def test_a_step_does_not_hide_what_is_no_number():
     vector, gradient = torch.ones(20), torch.ones(20)
     state = settings.initial_state(vector)
     gradient[3] = float("nan")
-    optimizers.step(settings, vector, gradient, state, 1e-2)
+    settings.step(vector, gradient, state, 1e-2)
     gradient[3] = 1
-    optimizers.step(settings, vector, gradient, state, 1e-2)
+    settings.step(vector, gradient, state, 1e-2)
     assert vector.isnan().nonzero().flatten().tolist() == [3]
     assert state["largest"][3].isnan()
 
@@ -205,32 +212,35 @@ def test_inner_products_and_the_projection(size, sign):
     a = torch.randn(size, generator=torch.Generator().manual_seed(size))
     b = sign * a + 0.5 * torch.randn(size, generator=torch.Generator().manual_seed(size + 1))
     wide_a, wide_b = a.double(), b.double()
-    assert projection.can_project(a, b)
-    inner, first, second, conflict, angle = projection.related(a, b)
+    assert projection_in_c.can_project(a, b)
+    relation = projection.relate(a, b, compiled=True)
+    inner, first, second, conflict, angle = relation
     products = torch.stack([wide_a @ wide_b, wide_a @ wide_a, wide_b @ wide_b])
     torch.testing.assert_close(torch.stack([inner, first, second]), products, rtol=1e-12, atol=1e-12)
     cosine = (products[0] / (products[1] * products[2]).sqrt()).clamp(-1, 1)
     torch.testing.assert_close(angle, torch.rad2deg(torch.acos(cosine)), rtol=1e-9, atol=1e-5)
     assert bool(conflict) == bool(products[0] < 0)
     v = (-products[0]).clamp_min(0) / products[2]
-    torch.testing.assert_close(projection.moved(a, b, inner, second), (wide_a + v * wide_b).float())
+    torch.testing.assert_close(projection.move(a, b, relation, compiled=True), (wide_a + v * wide_b).float())
+    by_pytorch = projection.relate(a, b, compiled=False)
+    torch.testing.assert_close(torch.stack(relation), torch.stack(by_pytorch), rtol=1e-9, atol=1e-5)
+    torch.testing.assert_close(*(projection.move(a, b, relation, compiled=each) for each in (True, False)))
 
 
 @needs_compiler
 def test_vectors_that_are_left_to_pytorch():
     settings, vector = OptimizerSettings(), torch.ones(6)
-    assert not optimizers.can_step(OptimizerSettings(name="sgd"), vector, vector, {})
     for other in (torch.ones(2, 3), torch.ones(6, dtype=torch.float64), torch.ones(6, device="meta")):
-        assert not optimizers.can_step(settings, other, other, {})
-        assert not projection.can_project(other, other)
-    assert not projection.can_project(vector, torch.ones(7))
+        assert not adam_in_c.can_step(other, other, {})
+        assert not projection_in_c.can_project(other, other)
+    assert not projection_in_c.can_project(vector, torch.ones(7))
     every_other = torch.arange(12.0)[::2]  # gradients may lie in memory in any way, parameters must not
-    assert not optimizers.can_step(settings, every_other, vector, {})
+    assert not adam_in_c.can_step(every_other, vector, {})
     for odd in (vector.double(), torch.ones(5), every_other):
-        assert not optimizers.can_step(settings, vector, vector, settings.initial_state(vector) | {"square": odd})
+        assert not adam_in_c.can_step(vector, vector, settings.initial_state(vector) | {"square": odd})
     learned = torch.ones(6, requires_grad=True)
     assert project(learned, vector).gradient.requires_grad
-    assert float(projection.related(every_other, vector)[0]) == 30
+    assert float(projection.relate(every_other, vector, True).inner) == 30
 
 
 def answer(**environment: str) -> tuple[bool, float]:
@@ -240,6 +250,10 @@ import torch
 from fedh2l.kernels.cpu.convolution import Shape, _functions
 from fedh2l.models.lenet import LeNet
 from fedh2l.training.network import Network
+from fedh2l.peer.rehearsal import PEER, Rehearsal
+from fedh2l.peer.settings import load_peer
+from fedh2l.runs.trainer import Trainer
+from fedh2l.training.compute import Compute
 from fedh2l.training.optimizers import OptimizerSettings
 torch.manual_seed(0)
 said = Network(LeNet(), OptimizerSettings()).logits(torch.randn(3, 1, 28, 28))
@@ -272,6 +286,21 @@ def test_without_a_compiler_pytorch_does_the_work(tmp_path):
         used, value = answer(FEDH2L_CC=command, XDG_CACHE_HOME=str(tmp_path / "other"))
         assert not used
         assert value == pytest.approx(with_one[1], rel=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("engine", "kernels"), [("local", "auto"), ("local", "off"), ("processes", "off")])
+def test_a_run_without_kernels_compiles_nothing(tmp_path, engine, kernels):
+    command, notes = counting(tmp_path)
+    options = ["run.rounds=2", "data.per_class=20", f"run.engine={engine}", f"run.kernels={kernels}"]
+    environment = {**os.environ, "FEDH2L_CC": command, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    given = [part for option in options for part in ("--set", option)]
+    subprocess.run(
+        [sys.executable, "-m", "fedh2l", "run", "--out", str(tmp_path / "run"), *given],
+        capture_output=True, check=True, env=environment,
+    )  # fmt: skip
+    assert bool(notes.read_text()) == (kernels == "auto")
+    assert f'kernels = "{kernels}"' in (tmp_path / "run" / "config.toml").read_text()
 
 
 @needs_compiler
@@ -327,3 +356,25 @@ def test_processes_that_start_at_once(tmp_path):
         answers = list(pool.map(lambda _: answer(XDG_CACHE_HOME=str(tmp_path)), range(3)))
     assert len(set(answers)) == 1
     assert answers[0][0]
+
+
+def test_a_peer_compiles_nothing_unless_its_file_says_so(tmp_path):
+    """A rehearsal writes the setting of its run."""
+    config, _ = load_config(None, ["run.device=cpu", "data.per_class=20", "data.angles=[0,20]"])
+    Rehearsal(config, config.experiment(), tmp_path)
+    path = tmp_path / "M0" / PEER
+    assert load_peer(path).run.compute.kernels
+    path.write_text(path.read_text().replace('kernels = "auto"\n', ""))
+    assert not load_peer(path).run.compute.kernels
+
+
+def test_servers_and_processes_follow_the_setting():
+    """Also in a Ray actor or a process, which builds its learners from these settings."""
+    given = ["run.device=cpu", "data.per_class=20", "run.kernels=off", "method.name=fedgkt", "run.micro_batch=8"]
+    trainer = Trainer(load_config(None, given)[0].experiment())
+    learners, server = trainer.engine.learners, trainer.engine.server
+    assert server.networks
+    networks = [*server.networks.values(), *(learner.network for learner in learners)]
+    assert not any(network.compute.kernels for network in networks)
+    common, _ = init_payload(trainer.experiment, trainer.experiment.method, learners)
+    assert common.compute == Compute(rows=8, kernels=False)
