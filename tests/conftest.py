@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +59,8 @@ def federation() -> Callable[..., Experiment]:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line as a process of its own, in an empty directory."""
+def process(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line as a process of its own, in an empty directory: what a test of the process needs."""
 
     def call(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fedh2l", *map(str, arguments)]
@@ -83,6 +86,44 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return int(left.value.code or 0), streams.out, streams.err
 
     return call
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., tuple[int, str, str]]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line in this process as if alone in an empty directory: with logs, and modules read anew."""
+
+    def call(*arguments: Any, input: str = "") -> subprocess.CompletedProcess[str]:
+        root, modules = logging.getLogger(), set(sys.modules)
+        level, handlers, root.handlers = root.level, root.handlers, []
+        try:
+            with monkeypatch.context() as here:
+                here.chdir(tmp_path)
+                here.syspath_prepend(str(tmp_path))
+                here.setattr(sys, "dont_write_bytecode", True)  # modules change within a second
+                here.setattr(sys, "stdin", io.StringIO(input))
+                return subprocess.CompletedProcess(arguments, *invoke(*arguments))
+        finally:
+            root.handlers = handlers
+            root.setLevel(level)
+            for name in set(sys.modules) - modules:
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+                    del sys.modules[name]
+
+    return call
+
+
+@pytest.fixture
+def bench_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bench that this process is asked for trains in this process: no others are started, each to import PyTorch."""
+    from fedh2l.bench import runner
+
+    def pool(jobs: int, context: Any, start: Any, shared: tuple[Any, ...]) -> ThreadPoolExecutor:
+        runner._worker.update(stop=shared[0], rounds=shared[1])
+        return ThreadPoolExecutor(1)
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", pool)
 
 
 @pytest.fixture

@@ -251,8 +251,8 @@ def test_more_than_the_cluster_has(federation):
         Trainer(federation("run.engine=ray", "nodes.0.resources={num_gpus=1.5}"))
 
 
-def test_a_cluster_that_is_not_there(cli):
-    done = cli("run", "--engine", "ray", "--set", "ray.address=127.0.0.1:1", "--out", "x", timeout=60)
+def test_a_cluster_that_is_not_there(process):
+    done = process("run", "--engine", "ray", "--set", "ray.address=127.0.0.1:1", "--out", "x", timeout=60)
     assert done.returncode == 2
     assert "cannot reach Ray at '127.0.0.1:1': " in done.stderr
 
@@ -269,9 +269,9 @@ def test_a_machine_too_busy_for_ray(caplog):
     assert caplog.text.count("it is tried again") == 2
 
 
-def test_a_machine_where_ray_cannot_start(cli, tmp_path, monkeypatch):
+def test_a_machine_where_ray_cannot_start(process, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "no" / "such"))
-    done = cli("run", "--engine", "ray", "--out", "x", timeout=120)
+    done = process("run", "--engine", "ray", "--out", "x", timeout=120)
     assert done.returncode == 2, done.stderr
     assert "cannot reach Ray on this machine: " in done.stderr
     assert "Traceback" not in done.stderr
@@ -290,20 +290,20 @@ def test_without_ray_the_message_says_what_to_install():
 
 
 @pytest.mark.slow
-def test_from_the_command_line_stopped_and_resumed(cli, tmp_path):
+def test_from_the_command_line_stopped_and_resumed(process, tmp_path):
     """As a user would: Ray started for the run, Ctrl-C for the whole process group, resumed on another engine."""
     settings = ["--rounds", "400", "--set", "data.per_class=20", "--set", "run.eval_every=20"]
-    whole = cli("run", *settings, "--out", "whole", "--json")
+    whole = process("run", *settings, "--out", "whole", "--json")
     command = [sys.executable, "-m", "fedh2l", "run", "--engine", "ray", *settings, "--out", "parts"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        for line in process.stderr:
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
+        for line in run.stderr:
             if "round 40:" in line:
-                os.killpg(process.pid, signal.SIGINT)
+                os.killpg(run.pid, signal.SIGINT)
                 break
-        rest = process.stderr.read()
-    assert process.returncode == 130, rest
+        rest = run.stderr.read()
+    assert run.returncode == 130, rest
     assert "which is saved" in rest
-    done = cli("run", "--resume", "parts", "--json")
+    done = process("run", "--resume", "parts", "--json")
     assert done.returncode == 0, done.stderr
     one, two = json.loads(whole.stdout), json.loads(done.stdout)
     assert one["matrix"] == two["matrix"]
@@ -311,11 +311,11 @@ def test_from_the_command_line_stopped_and_resumed(cli, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bench_on_the_cluster_is_the_bench_here(cli, tmp_path):
+def test_a_bench_on_the_cluster_is_the_bench_here(process, tmp_path):
     settings = ["bench", "heterogeneous-mnist", "--methods", "fedh2l,aggregation", "--seeds", "2", "--rounds", "60"]
     settings += ["--set", "data.per_class=20"]
-    assert cli(*settings, "--device", "cpu", "--out", "here").returncode == 0
-    done = cli(*settings, "--engine", "ray", "--out", "there")
+    assert process(*settings, "--device", "cpu", "--out", "here").returncode == 0
+    done = process(*settings, "--engine", "ray", "--out", "there")
     assert done.returncode == 0, done.stderr
     one, two = ((tmp_path / folder / "heterogeneous-mnist.csv").read_text() for folder in ("here", "there"))
     assert one == two

@@ -170,7 +170,7 @@ def test_peers_do_it_too(cli, labelled):
     """With views that the roster agrees on, and with a seed set that has labels or has none."""
     changes = ["method.name=fedh2l-plus", f"data.public_labels={str(labelled).lower()}", *SHORT]
     options = [*(part for change in changes for part in ("--set", change)), "--rounds", 8, "--json"]
-    here, there = (cli(command, *options, "--out", command, timeout=180) for command in ("run", "rehearse"))
+    here, there = (cli(command, *options, "--out", command) for command in ("run", "rehearse"))
     assert here.returncode == there.returncode == 0, here.stderr + there.stderr
     results = [json.loads(each.stdout) | {"seconds": 0} for each in (here, there)]
     assert results[0] == results[1]

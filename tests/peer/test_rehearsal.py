@@ -177,7 +177,7 @@ def test_who_holds_another_roster_is_refused_and_the_others_go_on(town, field):
     made.kill("M60")
 
 
-def test_from_the_command_line(cli, tmp_path):
+def test_from_the_command_line(cli, process, tmp_path):
     settings = [word for change in (*TINY, *MLPS) for word in ("--set", change)]
     there = cli("rehearse", "--rounds", 20, *settings, "--json", "--out", "there")
     assert there.returncode == 0, there.stderr
@@ -185,10 +185,10 @@ def test_from_the_command_line(cli, tmp_path):
     found, expected = (json.loads(run.stdout.splitlines()[-1]) for run in (there, here))
     assert {key for key in found if found[key] != expected[key]} == {"seconds"}
     assert "of posteriors on public data crossed between the nodes" in there.stderr
-    again = cli("peer", "there/M0/peer.toml")
+    again = process("peer", "there/M0/peer.toml")
     assert "has already done its last round" in again.stderr
     (tmp_path / "there" / "M0" / "keys" / "node.pem").unlink()
-    assert cli("peer", "there/M0/peer.toml").returncode == 2
+    assert process("peer", "there/M0/peer.toml").returncode == 2
 
 
 @pytest.mark.slow
