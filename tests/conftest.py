@@ -36,6 +36,7 @@ hypothesis.settings.load_profile("any machine")
 
 ROOT = Path(__file__).parents[1]
 TINY = ["run.device=cpu", "data.per_class=20", "run.eval_every=10", "run.batch_size=8"]
+LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]
 MLPS = [f"nodes.{i}.model=mlp" for i in range(4)] + [f"nodes.{i}.model_args.hidden=[12]" for i in range(4)]
 
 
@@ -112,6 +113,20 @@ def cli(
                     del sys.modules[name]
 
     return call
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """A cluster in this machine, for the tests of a file; the engine uses what is there."""
+    import ray
+
+    from fedh2l.engines.actor_group import patiently
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    some = {"num_cpus": 8, "object_store_memory": 500_000_000}
+    patiently(lambda: ray.init(address="local", include_dashboard=False, log_to_driver=False, **some))
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture
@@ -216,3 +231,22 @@ def noisy_net(num_classes: int, input_shape: tuple[int, ...]) -> nn.Sequential:
 
 
 NOISY = [f"nodes.{i}.model=conftest:noisy_net" for i in range(4)] + [f"nodes.{i}.model_args={{}}" for i in range(4)]
+
+
+def seeded(seed: int, *changes: str) -> Experiment:
+    """Four small MLPs in float64, where the order of a sum shows in the last digits only."""
+    base = [*TINY, *MLPS, "run.dtype=float64", "run.rounds=20", "run.eval_every=10"]
+    return load_config(None, [*base, *changes, f"run.seed={seed}"])[0].experiment()
+
+
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    result = trainer.run().to_dict()
+    result.pop("seconds")
+    return result
+
+
+def close_results(one: dict[str, Any], two: dict[str, Any]) -> None:
+    """Equal in everything, but for the last digits of means."""
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        assert value == pytest.approx(two[key]) if isinstance(value, float) else value == two[key], key
