@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ hypothesis.settings.load_profile("any machine")
 
 ROOT = Path(__file__).parents[1]
 TINY = ["run.device=cpu", "data.per_class=20", "run.eval_every=10", "run.batch_size=8"]
+LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]
 MLPS = [f"nodes.{i}.model=mlp" for i in range(4)] + [f"nodes.{i}.model_args.hidden=[12]" for i in range(4)]
 
 
@@ -56,8 +60,8 @@ def federation() -> Callable[..., Experiment]:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line as a process of its own, in an empty directory."""
+def process(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line as a process of its own, in an empty directory: what a test of the process needs."""
 
     def call(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fedh2l", *map(str, arguments)]
@@ -83,6 +87,58 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return int(left.value.code or 0), streams.out, streams.err
 
     return call
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., tuple[int, str, str]]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line in this process as if alone in an empty directory: with logs, and modules read anew."""
+
+    def call(*arguments: Any, input: str = "") -> subprocess.CompletedProcess[str]:
+        root, modules = logging.getLogger(), set(sys.modules)
+        level, handlers, root.handlers = root.level, root.handlers, []
+        try:
+            with monkeypatch.context() as here:
+                here.chdir(tmp_path)
+                here.syspath_prepend(str(tmp_path))
+                here.setattr(sys, "dont_write_bytecode", True)  # modules change within a second
+                here.setattr(sys, "stdin", io.StringIO(input))
+                return subprocess.CompletedProcess(arguments, *invoke(*arguments))
+        finally:
+            root.handlers = handlers
+            root.setLevel(level)
+            for name in set(sys.modules) - modules:
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+                    del sys.modules[name]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """A cluster in this machine, for the tests of a file; the engine uses what is there."""
+    import ray
+
+    from fedh2l.engines.actor_group import patiently
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    some = {"num_cpus": 8, "object_store_memory": 500_000_000}
+    patiently(lambda: ray.init(address="local", include_dashboard=False, log_to_driver=False, **some))
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def bench_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bench that this process is asked for trains in this process: no others are started, each to import PyTorch."""
+    from fedh2l.bench import runner
+
+    def pool(jobs: int, context: Any, start: Any, shared: tuple[Any, ...]) -> ThreadPoolExecutor:
+        runner._worker.update(stop=shared[0], rounds=shared[1])
+        return ThreadPoolExecutor(1)
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", pool)
 
 
 @pytest.fixture
@@ -175,3 +231,22 @@ def noisy_net(num_classes: int, input_shape: tuple[int, ...]) -> nn.Sequential:
 
 
 NOISY = [f"nodes.{i}.model=conftest:noisy_net" for i in range(4)] + [f"nodes.{i}.model_args={{}}" for i in range(4)]
+
+
+def seeded(seed: int, *changes: str) -> Experiment:
+    """Four small MLPs in float64, where the order of a sum shows in the last digits only."""
+    base = [*TINY, *MLPS, "run.dtype=float64", "run.rounds=20", "run.eval_every=10"]
+    return load_config(None, [*base, *changes, f"run.seed={seed}"])[0].experiment()
+
+
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    result = trainer.run().to_dict()
+    result.pop("seconds")
+    return result
+
+
+def close_results(one: dict[str, Any], two: dict[str, Any]) -> None:
+    """Equal in everything, but for the last digits of means."""
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        assert value == pytest.approx(two[key]) if isinstance(value, float) else value == two[key], key

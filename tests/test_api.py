@@ -69,26 +69,6 @@ def test_lazy_layers_get_addressed_weights():
     assert {**one, "seconds": 0} == {**two, "seconds": 0}
 
 
-def test_frozen_weights_are_part_of_a_checkpoint(tmp_path):
-    class Stop(fedh2l.Callback):
-        def on_round(self, round):
-            if round == 7:
-                raise KeyboardInterrupt
-
-    def given(seed):
-        torch.manual_seed(seed)
-        nets = [tiny_net() for _ in range(2)]
-        for net in nets:
-            net[0].requires_grad_(False)
-        return [fedh2l.Node(f"n{i}", net, blobs(f"n{i}", seed=i)) for i, net in enumerate(nets)]
-
-    options = {"rounds": 12, "eval_every": 4, "checkpoint_every": 3}
-    expected = fedh2l.train(given(0), **options)
-    with pytest.raises(KeyboardInterrupt):
-        fedh2l.train(given(0), **options, out=tmp_path / "run", callbacks=[Stop()])
-    assert fedh2l.train(given(1), **options, out=tmp_path / "run", resume=True).matrix == expected.matrix
-
-
 def test_tied_weights_stay_tied():
     class Tied(nn.Module):
         def __init__(self, num_classes):
@@ -102,23 +82,6 @@ def test_tied_weights_stay_tied():
     given = [fedh2l.Node(f"n{i}", Tied(3), blobs(f"n{i}", seed=i)) for i in range(2)]
     fedh2l.train(given, rounds=5)
     assert given[0].model.second.weight is given[0].model.first.weight
-
-
-def test_resume_from_python(tmp_path):
-    class CrashError(Exception):
-        pass
-
-    class Bomb(fedh2l.Callback):
-        def on_round(self, round):
-            if round == 17:
-                raise CrashError
-
-    options = {"rounds": 30, "eval_every": 10, "checkpoint_every": 5}
-    expected = fedh2l.train(nodes(), **options).to_dict()
-    with pytest.raises(CrashError):
-        fedh2l.train(nodes(), **options, out=tmp_path / "run", callbacks=[Bomb()])
-    result = fedh2l.train(nodes(), **options, out=tmp_path / "run", resume=True).to_dict()
-    assert {**result, "seconds": 0} == {**expected, "seconds": 0}
 
 
 def test_one_script_starts_resumes_and_ends(tmp_path):

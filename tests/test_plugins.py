@@ -258,14 +258,14 @@ def test_the_run_directory_is_the_only_file_that_is_read(tmp_path):
 
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
-def test_a_folder_of_others_gives_no_modules(tmp_path, cli):
+def test_a_folder_of_others_gives_no_modules(tmp_path, process):
     """A known constructor imports packages that may be missing. None of them is taken from beside the model."""
     folder = model_file(tmp_path / "run", factory="torchvision.models:resnet18", arguments={}, input_shape=[3, 32, 32])
     text = '[data]\nname = "rotated-mnist"\n[method]\nname = "fedh2l"\n[[nodes]]\nname = "n0"\nmodel = "mlp"\n'
     (folder / "config.toml").write_text(text)
     for name in ("accimage", "apex", "inplace_abn"):
         (folder / f"{name}.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
-    done = cli("evaluate", "run", "--node", "n0")
+    done = process("evaluate", "run", "--node", "n0")
     assert "do not fit the model" in done.stderr
     assert not (tmp_path / "ran").exists()
 

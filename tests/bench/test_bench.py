@@ -33,6 +33,7 @@ from fedh2l.methods.registry import METHODS
 from fedh2l.runs.callbacks import Callback
 from fedh2l.runs.trainer import Interrupted
 
+pytestmark = pytest.mark.usefixtures("bench_in_process")
 SMALL = ["--set", "data.per_class=20", "--set", "run.batch_size=8", "--set", "run.eval_every=3", "--device", "cpu"]
 BENCH = ["bench", "comparison", "--rounds", "6", "--methods", "fedh2l,independent", *SMALL]
 
@@ -113,8 +114,8 @@ def test_averaging_methods_do_not_take_part_with_different_models():
     assert "| FedAvg | – | – | – |" in text
 
 
-def test_a_bench_and_what_it_leaves(cli, tmp_path):
-    done = cli(*BENCH, "--seeds", "2", "--out", "out")
+def test_a_bench_and_what_it_leaves(cli, process, tmp_path):
+    done = process(*BENCH, "--seeds", "2", "--out", "out")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     results = [json.loads(path.read_text()) for path in (tmp_path / "out/cells").glob("*/result.json")]

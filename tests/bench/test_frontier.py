@@ -84,6 +84,7 @@ def test_a_picture_of_nothing(tables):
     ElementTree.fromstring(frontier_svg(tables))
 
 
+@pytest.mark.usefixtures("bench_in_process")
 def test_the_frontier_is_drawn_and_marked(cli, tmp_path):
     short = ["--rounds", 4, "--seeds", 1, "--device", "cpu", "--set", "data.per_class=20", "--out", "out"]
     done = cli("bench", "frontier", "--methods", "fedh2l-plus,independent", *short)

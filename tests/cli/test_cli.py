@@ -6,12 +6,9 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
-import time
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -107,99 +104,6 @@ def test_init_check_and_list(cli, tmp_path):
     assert re.fullmatch(r"fedh2l \d+\.\d+\.\d+\n", cli("--version").stdout)
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedh2l", "run", *arguments]
-    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(condition, process: subprocess.Popen[str], seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.005)
-
-
-LONG = ["--rounds", "400", *SMALL]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> tuple[dict, Path]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    process = start(folder, *LONG, "--set", "run.checkpoint_every=25", "--out", "run", "--json")
-    out, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return json.loads(out.splitlines()[-1]), folder / "run"
-
-
-def same_models(one: Path, two: Path) -> bool:
-    names = sorted(p.name for p in (one / "models").iterdir())
-    return len(names) == 8 and all(
-        (one / "models" / n).read_bytes() == (two / "models" / n).read_bytes() for n in names
-    )
-
-
-def test_kill_9_and_resume(cli, tmp_path, undisturbed):
-    process = start(tmp_path, *LONG, "--set", "run.checkpoint_every=25", "--out", "run")
-    wait_for(lambda: len(list(tmp_path.glob("run/checkpoints/round-*.ckpt"))) == 2, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not (tmp_path / "run/result.json").exists()
-    done = cli("run", "--resume", "run", "--json")
-    assert re.search(r"going on after round \d+", done.stderr)
-    assert equal(result_of(done), undisturbed[0])
-    assert same_models(tmp_path / "run", undisturbed[1])
-    rounds = [json.loads(line)["round"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert rounds == list(range(10, 401, 10))
-    again = cli("run", "--resume", "run", "--json")
-    assert "already ended" in again.stderr
-    assert equal(result_of(again), undisturbed[0])
-
-
-def test_a_damaged_newest_checkpoint_falls_back(cli, tmp_path, undisturbed):
-    process = start(tmp_path, *LONG, "--set", "run.checkpoint_every=25", "--out", "run")
-    wait_for(lambda: len(list(tmp_path.glob("run/checkpoints/round-*.ckpt"))) == 2, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    newest = sorted(tmp_path.glob("run/checkpoints/round-*.ckpt"))[-1]
-    newest.write_bytes(newest.read_bytes()[:-100])
-    done = cli("run", "--resume", "run", "--json")
-    assert f"{newest.name} is damaged" in done.stderr
-    assert equal(result_of(done), undisturbed[0])
-
-
-def test_killed_before_the_first_checkpoint(cli, tmp_path, undisturbed):
-    process = start(tmp_path, *LONG, "--set", "run.checkpoint_every=0", "--out", "run")
-    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists(), process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    done = cli("run", "--resume", "run", "--json")
-    assert "starting from round 0" in done.stderr
-    assert equal(result_of(done), undisturbed[0])
-
-
-def test_two_processes_do_not_run_the_same_run(cli, tmp_path):
-    process = start(tmp_path, "--rounds", "100000", *SMALL, "--set", "run.checkpoint_every=25", "--out", "run")
-    wait_for(lambda: list(tmp_path.glob("run/checkpoints/round-*.ckpt")), process)
-    second = cli("run", "--resume", "run")
-    process.kill()
-    process.communicate()
-    assert second.returncode == 2
-    assert "another process is running 'run'" in second.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_and_says_how_to_go_on(cli, tmp_path, undisturbed, number):
-    process = start(tmp_path, *LONG, "--out", "run")
-    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists(), process)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    command = re.search(r"Go on with:\s+\S*(?: -m fedh2l)? (run --resume run)", errors.replace("\n", " "))
-    assert command, errors
-    assert equal(result_of(cli(*command.group(1).split(), "--json")), undisturbed[0])
-
-
 def test_another_method_drops_the_files_parameters(tmp_path):
     from fedh2l.experiment.values import choose_method
 
@@ -219,13 +123,6 @@ def test_the_example_of_ones_own(cli):
     alone = ["--set", "method.interval=0", "--set", "method.local_data=private+own-public"]
     solo = result_of(cli("run", example, "--rounds", 200, *alone, "--out", "alone", "--json"))
     assert result["average"]["CDP"] > solo["average"]["CDP"] + 5
-
-
-def test_nan_exits_with_1(cli):
-    done = cli("run", "--rounds", 60, *SMALL, "--set", "optimizer.name=sgd", "--set", "optimizer.lr=1e30")
-    assert done.returncode == 1
-    assert re.search(r"node 'M\d+', round \d+", done.stderr)
-    assert "Traceback" not in done.stderr
 
 
 def test_data_and_models_of_the_users_own(cli, tmp_path):

@@ -8,12 +8,12 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from test_batched import BRANCHING, VARIANTS
+from test_conformance import AS_ONE, BRANCHING
 from torch import nn
 from torch.func import vmap
 
 from byte_images import IMAGENET, net, nodes
-from conftest import NOISY
+from conftest import LENETS, NOISY
 from fedh2l.data.augmentation import Augmentation, PublicViews
 from fedh2l.data.domain import Samples
 from fedh2l.data.pixels import Pixels
@@ -34,8 +34,7 @@ from fedh2l.training.optimizers import OptimizerSettings
 from fedh2l.training.projection import pcgrad, project, unprojected
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]
-RECORDABLE = {name: changes for name, changes in VARIANTS.items() if changes != BRANCHING}
+RECORDABLE = {name: changes for name, changes in AS_ONE.items() if changes != BRANCHING}
 
 
 def agree(federation, engine: str, changes: list[str]) -> None:

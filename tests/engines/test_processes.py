@@ -1,10 +1,9 @@
-"""Nodes in processes of one machine: the same bits as in threads, also if a process dies on the way."""
+"""Nodes in processes of one machine: when they are used, and that no process outlives a run."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,16 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 import fedh2l
-from conftest import MLPS, ROOT, TINY, Killer, blobs, left_behind, train
+from conftest import MLPS, ROOT, TINY, Killer, blobs
 from fedh2l.engines import choice, processes
 from fedh2l.engines.local import LocalEngine
 from fedh2l.engines.processes import ProcessEngine
-from fedh2l.errors import ConfigError, DivergedError, RunError
-from fedh2l.runs.directory import RunDirectory
+from fedh2l.errors import ConfigError, RunError
 from fedh2l.runs.trainer import Trainer
 
 APART, TOGETHER = "run.engine=processes", "run.engine=local"
@@ -31,43 +28,11 @@ def pid(engine: ProcessEngine, place: int) -> int:
     return engine._workers[place].pid
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [],
-        ["method.name=fedh2l-plus", "method.peers_per_round=1", "method.interval=2", "run.ema_decay=0.9"],
-        ["method.name=fedavg", "method.interval=4"],
-        ["method.name=fedmd", "data.angles=[0,20,40,60,80]", *MLPS[:4], "nodes.4.model=mlp"],
-        ["method.name=agnostic", "method.interval=3", "run.threads=2"],
-    ],
-)
-def test_the_same_bits_as_in_threads(federation, tmp_path, changes):
-    here = train(federation("run.rounds=25", *changes, TOGETHER), tmp_path / "here")
-    there = train(federation("run.rounds=25", APART, *changes), tmp_path / "there")
-    assert here == there
-
-
-@pytest.mark.parametrize("when", [[(3, 0)], [(12, 0), (31, 1)]])
-def test_a_process_that_dies_changes_nothing(federation, tmp_path, caplog, when):
-    changes = ["run.rounds=40", "run.checkpoint_every=20"]
-    undisturbed = train(federation(*changes, TOGETHER), tmp_path / "here")
-    directory = RunDirectory.claim(tmp_path / "there", "x")
-    with caplog.at_level(logging.WARNING):
-        Killer(pid, *when).on(federation(*changes, APART), directory).run()
-    assert left_behind(tmp_path / "there") == undisturbed
-    assert caplog.text.count("died after round") == len(when)
-
-
 def test_a_process_that_keeps_dying_ends_the_run(federation, monkeypatch):
     monkeypatch.setattr(processes, "RESTARTS", 1)
     trainer = Killer(pid, (3, 0), (4, 1)).on(federation(APART))
     with pytest.raises(RunError, match="died 2 times; is there enough memory"):
         trainer.run()
-
-
-def test_what_goes_wrong_at_a_node_is_told_as_ever(federation):
-    with pytest.raises(DivergedError, match="node 'M0', round 1: it sent values that are not finite"):
-        Trainer(federation(APART, "optimizer.name=sgd", "optimizer.lr=1e20")).run()
 
 
 class Failing(nn.Linear):
@@ -83,19 +48,6 @@ def test_what_a_users_model_raises_is_told_with_its_traceback():
     nodes = [fedh2l.Node(name, Failing(2, 3), blobs(name)) for name in "ab"]
     with pytest.raises(RunError, match=r"ValueError: no thirty-two[\s\S]*test_processes.py"):
         fedh2l.train(nodes, rounds=3, engine="processes")
-
-
-def test_modules_that_are_given_have_learned_the_same():
-    learned = []
-    for engine in ("local", "processes"):
-        torch.manual_seed(3)
-        modules = [nn.Sequential(nn.Linear(2, 9), nn.BatchNorm1d(9), nn.Dropout(), nn.Linear(9, 3)), nn.Linear(2, 3)]
-        nodes = [fedh2l.Node(n, m, blobs(n, i / 3, seed=i)) for i, (n, m) in enumerate(zip("ab", modules, strict=True))]
-        result = fedh2l.train(nodes, rounds=12, engine=engine, device="cpu")
-        learned.append((result.matrix, [m.state_dict() for m in modules]))
-    (matrix, here), (other, there) = learned
-    assert matrix == other
-    assert all(torch.equal(a[key], b[key]) for a, b in zip(here, there, strict=True) for key in a)
 
 
 def on_many_cores(monkeypatch) -> None:
@@ -209,22 +161,3 @@ def test_a_refused_directory_leaves_no_process_behind(how, tmp_path, invoke):
         code, _, errors = invoke("run", *settings, "--out", tmp_path / "taken")
         assert (code, "is not empty" in errors) == (2, True)
     assert children.read_text() == before
-
-
-def test_stopped_and_resumed_from_the_command_line(cli, tmp_path):
-    settings = [word for change in (*TINY, *MLPS, APART) for word in ("--set", change)]
-    whole = cli("run", "--rounds", 300, *settings, "--out", "whole")
-    assert whole.returncode == 0, whole.stderr
-    command = [sys.executable, "-m", "fedh2l", "run", "--rounds", "300", *settings, "--out", "stopped"]
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    metrics = tmp_path / "stopped" / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
-        assert run.poll() is None
-        time.sleep(0.05)
-    os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does, to all processes of the terminal
-    _, said = run.communicate(timeout=60)
-    assert "run --resume stopped" in said, said
-    assert run.returncode != 0
-    resumed = cli("run", "--resume", "stopped")
-    assert resumed.returncode == 0, resumed.stderr
-    assert left_behind(tmp_path / "stopped") == left_behind(tmp_path / "whole")

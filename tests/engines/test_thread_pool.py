@@ -1,4 +1,4 @@
-"""Nodes side by side in threads end exactly where nodes in turn do."""
+"""Nodes side by side in threads: where they are used, and what goes wrong in one of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import NOISY
+from conftest import LENETS, NOISY
 from fedh2l.errors import RunError
 from fedh2l.hardware import CORES, available_cores
 from fedh2l.methods.fedh2l import FedH2L
 from fedh2l.runs.trainer import Trainer
-
-LENETS = [f"nodes.{i}.{key}" for i in range(4) for key in ("model=lenet", "model_args={}")]
 
 
 class Watched(FedH2L):
@@ -28,42 +26,19 @@ class Watched(FedH2L):
 SEEN: dict[int, set[int]] = {}
 
 
-def run(federation, monkeypatch, cores: int, *changes: str) -> tuple[dict, list[torch.Tensor]]:
+def run(federation, monkeypatch, cores: int, *changes: str) -> None:
     monkeypatch.setenv(CORES, str(cores))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     SEEN.clear()
     fed = federation("run.eval_every=5", *changes)
     if type(fed.method) is FedH2L:
         object.__setattr__(fed, "method", Watched(**fed.method.model_dump()))
-    trainer = Trainer(fed)
-    result = trainer.run().to_dict()
-    result.pop("seconds")
-    return result, [learner.parameters.clone() for learner in trainer.engine.learners]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [],
-        LENETS,
-        ["method.interval=3", "method.topology=ring"],
-        ["method.pairing=pairs"],
-        ["method.name=fedavg", "method.interval=4"],
-        ["method.name=fedmd"],
-        ["method.name=fml", "method.interval=4"],
-        ["method.name=fedgkt", "method.interval=4", "method.server_epochs=1", *LENETS],
-        NOISY,
-    ],
-)
-def test_side_by_side_is_as_in_turn(federation, monkeypatch, changes):
-    one, alone = run(federation, monkeypatch, 1, *changes)
-    assert all(len(threads) == 1 for threads in SEEN.values())
-    two, together = run(federation, monkeypatch, 4, *changes)
-    assert one == two
-    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    Trainer(fed).run()
 
 
 def test_threads_are_used_where_nobody_draws(federation, monkeypatch):
+    run(federation, monkeypatch, 1, *LENETS)
+    assert all(len(threads) == 1 for threads in SEEN.values())
     run(federation, monkeypatch, 4, *LENETS)
     assert len(SEEN[1]) == 1  # to see whether anybody draws
     assert max(len(threads) for round, threads in SEEN.items() if round > 1) > 1

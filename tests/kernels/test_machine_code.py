@@ -372,7 +372,7 @@ def test_servers_and_processes_follow_the_setting():
     """Also in a Ray actor or a process, which builds its learners from these settings."""
     given = ["run.device=cpu", "data.per_class=20", "run.kernels=off", "method.name=fedgkt", "run.micro_batch=8"]
     trainer = Trainer(load_config(None, given)[0].experiment())
-    learners, server = trainer.engine.learners, trainer.engine.server
+    learners, server = trainer.engine.learners, trainer.engine.router.server
     assert server.networks
     networks = [*server.networks.values(), *(learner.network for learner in learners)]
     assert not any(network.compute.kernels for network in networks)

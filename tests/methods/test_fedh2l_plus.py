@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -163,14 +162,3 @@ def test_from_a_file_of_its_own(tmp_path):
 def test_a_name_that_is_none():
     with pytest.raises(ConfigError, match=r"data\.name"):
         load_config(None, ["data.name=[1]"])
-
-
-@pytest.mark.parametrize("labelled", [True, False])
-def test_peers_do_it_too(cli, labelled):
-    """With views that the roster agrees on, and with a seed set that has labels or has none."""
-    changes = ["method.name=fedh2l-plus", f"data.public_labels={str(labelled).lower()}", *SHORT]
-    options = [*(part for change in changes for part in ("--set", change)), "--rounds", 8, "--json"]
-    here, there = (cli(command, *options, "--out", command, timeout=180) for command in ("run", "rehearse"))
-    assert here.returncode == there.returncode == 0, here.stderr + there.stderr
-    results = [json.loads(each.stdout) | {"seconds": 0} for each in (here, there)]
-    assert results[0] == results[1]

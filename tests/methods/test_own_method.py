@@ -68,6 +68,7 @@ def test_it_runs_as_one_computation(example):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-9)
 
 
+@pytest.mark.usefixtures("bench_in_process")
 def test_it_is_compared_with_ours(example, cli):
     small = ["--set", "data.per_class=20", "--set", "run.batch_size=8", "--device", "cpu"]
     done = cli("bench", "comparison", "--rounds", "4", "--seeds", "1", "--methods", f"fedh2l,{example}", *small)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedh2l
-from conftest import blobs, train
+from conftest import blobs
 from fedh2l.data.domain import UNKNOWN, Samples
 from fedh2l.errors import ConfigError, DataError
 from fedh2l.experiment.config import load_config
@@ -48,17 +48,6 @@ def test_labels_make_no_difference():
         ends.append(torch.cat([net.weight.detach().clone() for net in nets]))
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
-
-
-@pytest.mark.parametrize("changes", [[], ["method.encoding=int8"], ["method.interval=3"]])
-def test_every_engine(federation, tmp_path, changes):
-    here = train(federation(*ALONE, *changes, "run.engine=local"), tmp_path / "here")
-    apart = train(federation(*ALONE, *changes, "run.engine=processes"), tmp_path / "apart")
-    assert here == apart
-    as_one = Trainer(federation(*ALONE, *changes, "run.engine=batched", "run.dtype=float64")).run()
-    alike = Trainer(federation(*ALONE, *changes, "run.engine=local", "run.dtype=float64")).run()
-    assert as_one.to_dict()["matrix"] == alike.to_dict()["matrix"]
-    assert "ce" not in here[1][0]["nodes"]["M0"]
 
 
 def test_nothing_is_said_of_right_answers(federation):

@@ -39,7 +39,7 @@ def test_peers_with_images(cli, tmp_path, augment):
         "nodes.day.model=byte_images:net", "nodes.night.model=byte_images:net",
     ]  # fmt: skip
     options = [*(part for change in changes for part in ("--set", change)), "--rounds", 6, "--json"]
-    here, there = (cli(command, *options, "--out", command, timeout=180) for command in ("run", "rehearse"))
+    here, there = (cli(command, *options, "--out", command) for command in ("run", "rehearse"))
     assert here.returncode == there.returncode == 0, here.stderr + there.stderr
     results = [json.loads(each.stdout) | {"seconds": 0} for each in (here, there)]
     assert results[0] == results[1]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import MLPS, TINY, train
+from conftest import MLPS, TINY
 from fedh2l.errors import ConfigError
 from fedh2l.extras import needs
 from fedh2l.peer.peer import Peer
@@ -22,42 +22,6 @@ from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport.sender import Contact
 from fedh2l.runs.directory import RunDirectory
 from town import NAMES, rehearsal
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [],
-        pytest.param(["method.interval=3", "method.topology=line", "run.dtype=float64"], marks=pytest.mark.slow),
-        pytest.param(
-            ["method.peers_per_round=1", "nodes.0.model=lenet", "nodes.0.model_args={}"], marks=pytest.mark.slow
-        ),
-        pytest.param(
-            [
-                "method.name=fedh2l-plus",
-                "method.public_batch_size=8",
-                "method.interval=4",
-                "method.replay=2",
-            ],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["run.ema_decay=0.9", "method.encoding=int8", "method.temperature=2"],
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_the_same_bits_as_in_one_process(federation, tmp_path, changes):
-    there = rehearsal(tmp_path / "there", "run.rounds=25", *changes)
-    result = there.run()
-    models, _, expected = train(federation("run.rounds=25", *changes), tmp_path / "here")
-    found = json.loads(json.dumps(result.to_dict()))
-    del found["seconds"]
-    assert found == expected
-    for name in NAMES:
-        last = RunDirectory(there.folder / name / "run").model_path(name, "last").read_bytes()
-        assert last == models[f"{name}-last.safetensors"]
-
 
 LONG = ["run.rounds=1000", "run.checkpoint_every=20"]
 """Long enough for a peer to start again, on a busy machine, before the others are done."""
@@ -177,7 +141,7 @@ def test_who_holds_another_roster_is_refused_and_the_others_go_on(town, field):
     made.kill("M60")
 
 
-def test_from_the_command_line(cli, tmp_path):
+def test_from_the_command_line(cli, process, tmp_path):
     settings = [word for change in (*TINY, *MLPS) for word in ("--set", change)]
     there = cli("rehearse", "--rounds", 20, *settings, "--json", "--out", "there")
     assert there.returncode == 0, there.stderr
@@ -185,10 +149,10 @@ def test_from_the_command_line(cli, tmp_path):
     found, expected = (json.loads(run.stdout.splitlines()[-1]) for run in (there, here))
     assert {key for key in found if found[key] != expected[key]} == {"seconds"}
     assert "of posteriors on public data crossed between the nodes" in there.stderr
-    again = cli("peer", "there/M0/peer.toml")
+    again = process("peer", "there/M0/peer.toml")
     assert "has already done its last round" in again.stderr
     (tmp_path / "there" / "M0" / "keys" / "node.pem").unlink()
-    assert cli("peer", "there/M0/peer.toml").returncode == 2
+    assert process("peer", "there/M0/peer.toml").returncode == 2
 
 
 @pytest.mark.slow

@@ -109,10 +109,10 @@ def test_a_port_that_is_taken_is_named(town):
     assert "Traceback" not in made.log("M0")
 
 
-def test_logs_for_programs(town, cli):
+def test_logs_for_programs(town, process):
     made = town("run.rounds=20")
     ran = [made.rehearsed.start(name) for name in NAMES[1:]]
-    spoken = cli("peer", made.folder / "M0" / PEER, "--log-format", "json")
+    spoken = process("peer", made.folder / "M0" / PEER, "--log-format", "json")
     assert [process.wait(60) for process in ran] == [0, 0, 0]
     lines = [json.loads(line) for line in spoken.stderr.splitlines()]
     assert all({"time", "level", "node", "message"} <= set(line) for line in lines)

@@ -114,6 +114,7 @@ def test_the_command_line_refuses_other_data(cli, tmp_path):
     assert "node 'site0' has other data than when" in " ".join(done.stderr.split())
 
 
+@pytest.mark.usefixtures("bench_in_process")
 def test_a_bench_refuses_results_of_other_data(cli, tmp_path):
     (tmp_path / "ours.py").write_text(
         "from fedh2l.data.datasets.rotated_mnist import RotatedMNIST\nCOUNT = 20\n"
