@@ -28,6 +28,7 @@ from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.trainer import Trainer
 
 torch.set_num_threads(1)
+os.environ.setdefault("GRPC_VERBOSITY", "INFO")  # tests read why a handshake failed
 hypothesis.settings.register_profile("any machine", deadline=None)  # slow is not wrong
 hypothesis.settings.load_profile("any machine")
 
