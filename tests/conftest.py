@@ -20,6 +20,9 @@ import pytest
 import torch
 from torch import nn
 
+with contextlib.suppress(ImportError):
+    import grpc  # noqa: F401 - before fedh2l.peer, which silences it: tests read why a handshake failed
+
 import fedh2l
 from fedh2l.experiment.config import load_config
 from fedh2l.experiment.experiment import Experiment
@@ -28,7 +31,6 @@ from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.trainer import Trainer
 
 torch.set_num_threads(1)
-os.environ.setdefault("GRPC_VERBOSITY", "INFO")  # tests read why a handshake failed
 hypothesis.settings.register_profile("any machine", deadline=None)  # slow is not wrong
 hypothesis.settings.load_profile("any machine")
 

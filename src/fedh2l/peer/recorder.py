@@ -8,7 +8,7 @@ from typing import Any
 
 from fedh2l.engines.base import raise_earliest
 from fedh2l.engines.local_nodes import LocalNodes
-from fedh2l.errors import RunError, shown
+from fedh2l.errors import RunError, WriteError, shown
 from fedh2l.hardware import resolve_device
 from fedh2l.models.saved import pack_model, probe
 from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion
@@ -92,7 +92,7 @@ class Recorder:
             try:
                 self.directory.checkpoints.save(Checkpoint(round, self.local_nodes.state(), known))
             except OSError as error:
-                raise RunError(f"cannot write a checkpoint after round {round}: {error}") from error
+                raise WriteError(f"cannot write a checkpoint after round {round}: {error}") from error
 
     def newest(self, history: RosterHistory) -> Checkpoint | None:
         """Restore and return the newest valid checkpoint of this roster or an earlier version, or None."""

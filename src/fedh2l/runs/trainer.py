@@ -12,7 +12,7 @@ import torch
 
 from fedh2l.engines.base import Engine, NodesLostError, Which
 from fedh2l.engines.choice import engines_for
-from fedh2l.errors import DivergedError, RunError, UnsoundMessageError
+from fedh2l.errors import DivergedError, RunError, UnsoundMessageError, WriteError
 from fedh2l.experiment.experiment import Experiment
 from fedh2l.experiment.settings import RunSettings
 from fedh2l.hardware import resolve_device
@@ -295,7 +295,7 @@ class Trainer:
         try:
             self._last_checkpoint = directory.checkpoints.save(checkpoint)
         except OSError as error:
-            raise RunError(f"cannot write a checkpoint after round {self.round}: {error}") from error
+            raise WriteError(f"cannot write a checkpoint after round {self.round}: {error}") from error
         return self._last_checkpoint
 
     def _restore(self, checkpoint: Checkpoint) -> None:
