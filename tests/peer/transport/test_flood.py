@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -81,7 +82,8 @@ def test_a_member_that_floods_slows_nobody(town, which):
         return (made.state("M0").round - before) / (time.monotonic() - began)
 
     def start(arguments: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
 
     # another process that is as busy as the flood, which takes part of the processor, too
     busy = start(["-c", "import time; end = time.time() + 10\nwhile time.time() < end: pass"])
@@ -93,6 +95,7 @@ def test_a_member_that_floods_slows_nobody(town, which):
     time.sleep(6)  # its first calls are answered
     flooded = rate()
     answered = flooding.communicate()[0]
+    assert flooding.returncode == 0
     assert flooded > control / 2, f"{flooded} and {control} rounds per second, {answered} answers"
     assert "makes too many calls" in made.log("M0")
 
