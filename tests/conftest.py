@@ -23,6 +23,9 @@ import pytest
 import torch
 from torch import nn
 
+with contextlib.suppress(ImportError):
+    import grpc  # noqa: F401 - before fedh2l.peer, which silences it: tests read why a handshake failed
+
 import fedh2l
 from fedh2l.experiment.config import load_config
 from fedh2l.experiment.experiment import Experiment

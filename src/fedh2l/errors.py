@@ -36,6 +36,12 @@ class RunError(FedH2LError):
     """A run directory or checkpoint cannot be written, read or resumed."""
 
 
+class WriteError(RunError):
+    """A file cannot be written now, for example because the disk is full. A later attempt may succeed."""
+
+    exit_code = 1
+
+
 class MethodError(FedH2LError):
     """A method does something that is not allowed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -189,13 +190,18 @@ class Domain:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all samples, their preprocessing and augmentation, to detect changed data."""
-        return data_digest(self._tensors(SPLITS), f"{self.pixels} {self.augmentation}")
+        """Hash of all samples, their classes, preprocessing and augmentation, to detect changed data."""
+        return data_digest(self._tensors(SPLITS), f"{self._meaning} {self.augmentation}")
 
     @cached_property
     def own_digest(self) -> str:
         """Hash without public data and augmentation, which a federation of peers may change."""
-        return data_digest(self._tensors([split for split in SPLITS if split != "public"]), str(self.pixels))
+        return data_digest(self._tensors([split for split in SPLITS if split != "public"]), self._meaning)
+
+    @property
+    def _meaning(self) -> str:
+        """The names of the classes and the preprocessing, which a saved model has too."""
+        return json.dumps([self.classes, dict(self.preprocessing)], sort_keys=True, default=str)
 
     def _tensors(self, splits: Sequence[str]) -> list[Tensor]:
         return [tensor for split in splits for tensor in (getattr(self, split).inputs, getattr(self, split).labels)]

@@ -10,6 +10,7 @@ from typing import Any
 from fedh2l.data.seedset import SeedSet
 from fedh2l.engines.local_nodes import LocalNodes
 from fedh2l.engines.rounds import Exchange, rounds
+from fedh2l.errors import WriteError
 from fedh2l.hardware import resolve_device
 from fedh2l.peer.audit import AuditLog
 from fedh2l.peer.audit.witness import Witnesses
@@ -159,7 +160,7 @@ class Peer:
             except StoppedError:
                 log.info("stops in round %d", self.present(), extra={"round": self.present()})
             if self._result is None:
-                self.checkpoint()
+                self._save()
             if self.finished:
                 self._finish()
                 self._say_goodbye()
@@ -258,6 +259,13 @@ class Peer:
             self.checkpoint()
 
     def checkpoint(self) -> None:
+        """Save a checkpoint. If that fails, the one before stays valid, and the next due one is another attempt."""
+        try:
+            self._save()
+        except WriteError as error:
+            log.error("%s; the training goes on, and tries it again", error, extra={"round": self.round})
+
+    def _save(self) -> None:
         done = sorted(name for name in self.peers.addresses if self.peers.says_done(name))
         about = {
             "skipped": self.skipped, "midway": self._midway, "finished": done, "tempo": self.progress.timer.state(),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedh2l.engines.local_nodes import LocalNodes
-from fedh2l.errors import RunError, shown
+from fedh2l.errors import RunError, WriteError, shown
 from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion
 from fedh2l.peer.settings import PeerConfig
 from fedh2l.runs.checkpoints import Checkpoint, restoring
@@ -67,7 +67,7 @@ class PeerRecorder(Recorder):
             try:
                 self.directory.checkpoints.save(self.state(round, plain))
             except OSError as error:
-                raise RunError(f"cannot write a checkpoint after round {round}: {error}") from error
+                raise WriteError(f"cannot write a checkpoint after round {round}: {error}") from error
 
     def newest(self, history: RosterHistory) -> Checkpoint | None:
         """Restore and return the newest valid checkpoint of this roster or an earlier version, or None."""

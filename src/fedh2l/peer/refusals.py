@@ -33,7 +33,7 @@ class Refusal(StrEnum):
     UNSOUND_GREETING = "an unsound greeting"
     UNSOUND_HEAD = "an unsound head of its audit log"
     TOO_OFTEN = "too many greetings"
-    TOO_MANY_CALLS = "too many calls at once"
+    TOO_MANY_CALLS = "too many calls"
     METADATA = "unexpected metadata"
     NO_MESSAGE = "not exactly one message"
     NOT_CANONICAL = "bytes that are not the canonical form of the message"

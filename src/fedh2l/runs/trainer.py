@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedh2l.engines.base import Engine, Which
 from fedh2l.engines.choice import engines_for
-from fedh2l.errors import DivergedError, RunError, UnsoundMessageError
+from fedh2l.errors import DivergedError, RunError, UnsoundMessageError, WriteError
 from fedh2l.experiment.experiment import Experiment
 from fedh2l.runs.callbacks import Callback
 from fedh2l.runs.checkpoints import Checkpoint, pack, restoring, unpack
@@ -247,7 +247,7 @@ class Trainer:
         try:
             self._last_checkpoint = directory.checkpoints.save(checkpoint)
         except OSError as error:
-            raise RunError(f"cannot write a checkpoint after round {self.round}: {error}") from error
+            raise WriteError(f"cannot write a checkpoint after round {self.round}: {error}") from error
         return self._last_checkpoint
 
     def _restore(self, checkpoint: Checkpoint) -> None:

@@ -6,15 +6,19 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Literal
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -32,6 +36,10 @@ Phase = Literal["meeting", "training", "waiting", "paused", "done"]
 
 LOCAL = "fedh2l.v1.Local"
 UNKNOWN = -1.0
+CONNECTIONS = 32
+"""Maximum number of connections to each port. They belong to local users, and must not use up the files of a peer."""
+IDLE, OLDEST = 5.0, 60.0
+"""Seconds without a request, and seconds in total, after which a connection is closed."""
 
 
 def state_of(peer: Peer) -> pb.State:
@@ -108,7 +116,15 @@ class _StatusPort(AbstractContextManager["_StatusPort"]):
         self._peer = peer
         self._health = health.HealthServicer()
         self._ends = threading.Event()
-        self._server = grpc.server(ThreadPoolExecutor(2, "fedh2l-status"), options=[("grpc.so_reuseport", 0)])
+        options = [
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_allowed_incoming_connections", CONNECTIONS),
+            ("grpc.server_handshake_timeout_ms", int(1000 * IDLE)),
+            ("grpc.max_connection_idle_ms", int(1000 * IDLE)),
+            ("grpc.max_connection_age_ms", int(1000 * OLDEST)),
+            ("grpc.max_connection_age_grace_ms", int(1000 * IDLE)),
+        ]
+        self._server = grpc.server(ThreadPoolExecutor(2, "fedh2l-status"), options=options)
         ask = grpc.unary_unary_rpc_method_handler(
             lambda question, context: state_of(peer),
             request_deserializer=pb.Question.FromString,
@@ -148,12 +164,51 @@ def _serve_metrics(peer: Peer, address: str, stack: ExitStack) -> None:
     registry = CollectorRegistry()
     registry.register(_Metrics(peer))
     try:
-        server, thread = start_http_server(port, host, registry)
+        kind = _MetricsServer6 if ":" in host else _MetricsServer
+        server = make_server(host, port, make_wsgi_app(registry), kind, _MetricsHandler)
     except OSError as error:
         raise RunError(f"peer.metrics: cannot listen on {address}: {error.strerror}") from error
+    thread = threading.Thread(target=server.serve_forever, name="fedh2l-metrics", daemon=True)
+    thread.start()
     stack.callback(thread.join)
     stack.callback(server.server_close)
     stack.callback(server.shutdown)
+
+
+class _MetricsHandler(WSGIRequestHandler):
+    timeout = IDLE
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+class _MetricsServer(ThreadingMixIn, WSGIServer):
+    """HTTP server with a limit on connections. Above it, the oldest is closed."""
+
+    daemon_threads, request_queue_size = True, CONNECTIONS
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: deque[socket.socket] = deque()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.append(request)
+        if len(self._open) > CONNECTIONS:
+            with suppress(OSError):
+                self._open.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a broken connection."""
+
+
+class _MetricsServer6(_MetricsServer):
+    address_family = socket.AF_INET6
 
 
 class _Metrics(Collector):

@@ -46,6 +46,7 @@ class Connection:
     certificate: bytes = b""
     condemned: str = ""
     """Reason to close the connection at the next check. Empty if there is none."""
+    is_closed: bool = False
 
 
 class Ending(NamedTuple):
@@ -99,6 +100,22 @@ class Connections:
         if found is not None:
             with self._lock:
                 self._known.setdefault(found, Connection(time.monotonic())).condemned = why
+
+    def close(self, peer: str) -> None:
+        """Close a connection at once, without waiting for the answers to its calls."""
+        found = parse_peer(peer)
+        if found is None:
+            return
+        with self._lock:
+            self._known.setdefault(found, Connection(time.monotonic())).is_closed = True
+        with _sockets(self._port) as sockets, suppress(OSError, KeyError):
+            sockets[found].shutdown(socket.SHUT_RDWR)
+
+    def is_closed(self, peer: str) -> bool:
+        """Return whether `close` was called for a connection. Calls that it made before may still arrive."""
+        with self._lock:
+            connection = self._known.get(parse_peer(peer) or ("", 0))
+            return connection is not None and connection.is_closed
 
     def _watch(self) -> None:
         while not self._stop.wait(SWEEP):

@@ -17,6 +17,7 @@ from fedh2l.errors import shown
 from fedh2l.peer.refusals import PeerRefusedError, Reason, Refusal, Refused, read_refusal
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport.auth import FROM, PeerAuth
+from fedh2l.peer.transport.budget import BANNED, REFUSED_CALL, STRANGER, CallBudgets
 from fedh2l.peer.transport.connections import EACH, Connections
 from fedh2l.peer.transport.handshake import RosterDigests
 
@@ -31,7 +32,7 @@ ALIVE = 20.0
 """Seconds without traffic after which a keepalive ping is sent."""
 HANDSHAKE = 10.0
 """Seconds within which a new connection must present a certificate."""
-STREAMS, CONNECTIONS = 8, 256
+STREAMS, CONNECTIONS = AT_ONCE, 256
 """Maximum number of concurrent calls per connection, and of connections besides those of members."""
 IDLE, OLDEST = 120.0, 3600.0
 """Seconds without a call, and seconds in total, after which a connection is closed. Peers greet more often."""
@@ -43,6 +44,8 @@ UNWATCHED = 2.0
 """Seconds before an unsubscribed channel is closed. The thread of gRPC that watches it fails on a closed channel."""
 REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION)
 """Status codes that refuse a peer, not a single message."""
+ORDINARY = (Reason.PAST, Reason.FUTURE, Reason.REPLAYED, Reason.NOT_EXPECTED)
+"""Reasons to refuse a message that an honest member may cause, for example when it is slower than the others."""
 EARLY = grpc.StatusCode.ABORTED
 """Status code for a message of a round that is still far ahead of the receiver. It may be sent again."""
 ROUND = "fedh2l-round"
@@ -98,6 +101,7 @@ class Listener:
         ]
         self._auth, self._servicer = auth, servicer
         self._connections = Connections(self._refusal, servicer.turned_away)
+        self._budgets = CallBudgets()
         self._free = {name: threading.Semaphore(AT_ONCE) for name in members}
         threads = 4 + AT_ONCE * len(self._free)  # no member can occupy all of them
         pool = ThreadPoolExecutor(threads, "fedh2l-answers")
@@ -137,6 +141,8 @@ class Listener:
         """
 
         def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            if self._connections.is_closed(context.peer()) or self._is_over(context, 1.0):
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(Refusal.TOO_MANY_CALLS))
             try:
                 caller = self._auth.caller(context)
             except PeerRefusedError as refused:
@@ -154,9 +160,22 @@ class Listener:
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
+    def _is_over(self, context: Any, cost: float) -> bool:
+        """Count a call. If there were too many with this certificate, close the connection and return True."""
+        about = context.auth_context()
+        certificate = b"".join(about.get("x509_pem_cert", ()))
+        if not certificate or not self._budgets.spend(certificate, cost):  # without one, this is a trial
+            return False
+        self._connections.close(context.peer())
+        name = b"".join(about.get("x509_common_name", ())).decode(errors="replace")
+        text = f"'{shown(name, 80)}' makes too many calls; its certificate is not answered for {BANNED:g} s"
+        self._servicer.turned_away(name if name in self._free else "", str(Refusal.TOO_MANY_CALLS), text)
+        return True
+
     def _turn_away(self, context: Any, code: grpc.StatusCode, caller: str, refused: PeerRefusedError) -> NoReturn:
         """Record a refused call and abort it."""
         self._servicer.turned_away(caller, str(refused.reason), str(refused))
+        self._is_over(context, REFUSED_CALL if caller else STRANGER)
         context.abort(code, refused.on_the_wire)
         raise AssertionError("abort raises")
 
@@ -171,6 +190,7 @@ class Listener:
             self._turn_away(context, grpc.StatusCode.FAILED_PRECONDITION, caller, refused)
         except Refused as refused:
             context.set_trailing_metadata(((ROUND, str(self._servicer.present())),))
+            self._is_over(context, 0.0 if refused.reason in ORDINARY else REFUSED_CALL)
             early = refused.reason is Reason.FUTURE  # it may be sent again
             context.abort(EARLY if early else grpc.StatusCode.INVALID_ARGUMENT, str(refused.reason))
         except Exception as error:  # gRPC would send its text, which may quote files of this machine
