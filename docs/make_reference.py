@@ -28,7 +28,7 @@ from fedh2l.experiment.settings import RaySettings, RunSettings
 from fedh2l.experiment.toml import toml_value
 from fedh2l.methods.registry import METHODS
 from fedh2l.peer.membership.augmentation import SharedViews
-from fedh2l.peer.membership.roster_file import Agreement, Member, Timing
+from fedh2l.peer.membership.roster_sections import Agreement, Member, Timing
 from fedh2l.peer.own_data import OwnImages, OwnTable
 from fedh2l.peer.settings import LOCAL, PeerSettings
 from fedh2l.training.optimizers import OptimizerSettings

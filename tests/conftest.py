@@ -147,7 +147,7 @@ def bench_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def town(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Makes a federation of real peers, as processes; `town.py`."""
-    from fedh2l.peer.membership.roster_file import Timing
+    from fedh2l.peer.membership.roster_sections import Timing
     from town import Town, rehearsal
 
     made: list[Town] = []

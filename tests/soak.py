@@ -22,7 +22,7 @@ from test_faults import SETTINGS, WITHIN
 
 from conftest import train
 from fedh2l.experiment.config import load_config
-from fedh2l.peer.membership.roster_file import Timing
+from fedh2l.peer.membership.roster_sections import Timing
 from town import NAMES, Town, rehearsal
 
 

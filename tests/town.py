@@ -18,7 +18,7 @@ from conftest import MLPS, TINY
 from fedh2l.experiment.config import load_config
 from fedh2l.models.saved import load_model
 from fedh2l.peer.audit import audit, read_heads
-from fedh2l.peer.membership.roster_file import Timing
+from fedh2l.peer.membership.roster_sections import Timing
 from fedh2l.peer.monitoring.status import ask
 from fedh2l.peer.pki.certificates import read_certificate
 from fedh2l.peer.rehearsal import PEER, Rehearsal

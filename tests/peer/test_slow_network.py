@@ -7,7 +7,7 @@ import time
 import pytest
 from test_faults import ROUNDS, SETTINGS, WITHIN, undisturbed  # noqa: F401 - a fixture
 
-from fedh2l.peer.membership.roster_file import Timing
+from fedh2l.peer.membership.roster_sections import Timing
 from network import Netem, NotAllowedError, Tun
 from town import NAMES, Town, rehearsal
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedh2l.cli.console import err, notice, say
 from fedh2l.errors import ConfigError
 from fedh2l.extras import needs
-from fedh2l.peer.membership.roster_file import grouped, pin_digest
+from fedh2l.peer.membership.roster_comparison import grouped, pin_digest
 from fedh2l.protocol.roster import check_name
 
 app = typer.Typer(no_args_is_help=True, help="Create an authority; request, sign, renew and revoke certificates.")

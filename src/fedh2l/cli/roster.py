@@ -18,17 +18,9 @@ from fedh2l.files import write_exclusively
 from fedh2l.methods.registry import find_method, make_method
 from fedh2l.peer.membership.augmentation import AS_THEY_ARE, SharedViews
 from fedh2l.peer.membership.bundle import Bundle
-from fedh2l.peer.membership.roster_file import (
-    Agreement,
-    Member,
-    RosterFile,
-    Timing,
-    check_start,
-    check_versions,
-    differences,
-    grouped,
-    pin_digest,
-)
+from fedh2l.peer.membership.roster_comparison import check_start, check_versions, differences, grouped, pin_digest
+from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.membership.roster_sections import Agreement, Member, Timing
 from fedh2l.peer.membership.shares import Reveal, seed_of
 from fedh2l.plugins import allow_named
 

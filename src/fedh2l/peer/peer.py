@@ -15,8 +15,8 @@ from fedh2l.hardware import resolve_device
 from fedh2l.peer.audit import AuditLog
 from fedh2l.peer.audit.witness import Witnesses
 from fedh2l.peer.barrier import RoundBarrier, StoppedError
-from fedh2l.peer.membership.roster_file import Timing
 from fedh2l.peer.membership.roster_history import RosterVersion
+from fedh2l.peer.membership.roster_sections import Timing
 from fedh2l.peer.monitoring.status import MonitoringPorts, Phase
 from fedh2l.peer.progress import PeerProgress
 from fedh2l.peer.recorder import PeerRecorder

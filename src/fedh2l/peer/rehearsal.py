@@ -24,7 +24,8 @@ from fedh2l.hardware import resolve_device
 from fedh2l.models.saved import load_model
 from fedh2l.peer.membership.augmentation import SharedViews
 from fedh2l.peer.membership.bundle import Part, merge
-from fedh2l.peer.membership.roster_file import Agreement, Member, RosterFile, Timing
+from fedh2l.peer.membership.roster_file import RosterFile
+from fedh2l.peer.membership.roster_sections import Agreement, Member, Timing
 from fedh2l.peer.pki import certificates
 from fedh2l.peer.pki.authority import CA_CERTIFICATE, REVOKED, Authority
 from fedh2l.peer.settings import LOCAL

@@ -20,7 +20,8 @@ from fedh2l.experiment.config import Resolved, resolve
 from fedh2l.experiment.settings import RunSettings
 from fedh2l.files import UnreadableError, read_text, read_toml
 from fedh2l.peer.membership.bundle import Bundle
-from fedh2l.peer.membership.roster_file import RosterFile, check_start
+from fedh2l.peer.membership.roster_comparison import check_start
+from fedh2l.peer.membership.roster_file import RosterFile
 from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion, pair_up
 from fedh2l.peer.own_data import own_domain
 from fedh2l.peer.pki.certificates import Identity, folder_for, write_private

@@ -11,7 +11,8 @@ import torch
 from fedh2l.errors import ConfigError
 from fedh2l.peer.membership.augmentation import SharedViews
 from fedh2l.peer.membership.bundle import merge
-from fedh2l.peer.membership.roster_file import RosterFile, check_versions, differences
+from fedh2l.peer.membership.roster_comparison import check_versions, differences
+from fedh2l.peer.membership.roster_file import RosterFile
 from fedh2l.peer.membership.roster_history import RosterHistory, RosterVersion
 from fedh2l.peer.transport.proxy import parse_address
 from members import CLASSES, part, pin, raw, unlabelled

@@ -9,7 +9,8 @@ import pytest
 
 from fedh2l.errors import ConfigError
 from fedh2l.peer.membership.bundle import Bundle, Part
-from fedh2l.peer.membership.roster_file import RosterFile, check_versions
+from fedh2l.peer.membership.roster_comparison import check_versions
+from fedh2l.peer.membership.roster_file import RosterFile
 from fedh2l.peer.membership.shares import Reveal, commitment_to, read_share, seed_of
 from fedh2l.peer.settings import load_peer
 

@@ -184,7 +184,7 @@ def test_a_revoked_member_locks_out_nobody(request, tmp_path):
 
 @pytest.fixture
 def town_of_peers(tmp_path):
-    from fedh2l.peer.membership.roster_file import Timing
+    from fedh2l.peer.membership.roster_sections import Timing
     from town import Town as Peers
     from town import rehearsal
 

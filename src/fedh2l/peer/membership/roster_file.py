@@ -14,16 +14,11 @@ certificate keeps its key, so it needs no new version either.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field, field_validator
+from typing import Any
 
 from fedh2l.errors import ConfigError, shown
 from fedh2l.experiment.toml import toml_text
@@ -33,103 +28,9 @@ from fedh2l.methods.base import Method
 from fedh2l.methods.registry import make_method
 from fedh2l.peer.membership.augmentation import AS_THEY_ARE, SharedViews
 from fedh2l.peer.membership.bundle import Bundle
+from fedh2l.peer.membership.roster_sections import Agreement, Member, Timing
 from fedh2l.peer.membership.shares import Reveal, commitment_to, seed_of
-from fedh2l.peer.transport.proxy import parse_address
-from fedh2l.protocol.roster import Roster, check_name
-from fedh2l.section import Section
-
-MOST = 2**31
-"""Rounds and versions: messages have 32 bits for their number."""
-
-
-class Timing(Section):
-    """The `[timing]` section: how long a peer waits for others."""
-
-    mode: Literal["synchronous", "asynchronous"] = Field(
-        "synchronous",
-        description="With synchronous, a round waits for messages until the deadline. With asynchronous, it never "
-        "waits, and uses the newest message of each member.",
-    )
-    deadline: float = Field(30.0, gt=0, le=86400, description="Seconds that a round waits for other members.")
-    quorum: int = Field(1, ge=0, description="Number of other members whose messages a round needs.")
-    below_quorum: Literal["wait", "pause"] = Field(
-        "wait",
-        description="With wait, a peer below the quorum waits up to patience seconds and then pauses. With pause, "
-        "it pauses at once. A paused peer saves its state, still answers, and continues when enough "
-        "members are back.",
-    )
-    patience: float = Field(
-        600.0,
-        gt=0,
-        le=2**31,
-        description="Seconds to wait below the quorum. Also the time after which a peer trusts the round of a single "
-        "member.",
-    )
-    linger: float = Field(
-        600.0, ge=0, le=2**31, description="Seconds that a finished peer stays for members that are not finished."
-    )
-    staleness: int = Field(5, ge=0, description="Largest age of a message in exchanges, in asynchronous mode.")
-
-
-class Member(Section):
-    """An entry of `[[members]]`."""
-
-    name: str = Field(description="Name of the member, as in its certificate.")
-    address: str = Field(description="Address of the member, as host:port.")
-    pin: str | None = Field(
-        None, description="Pin of the member's public key: sha256//…, as `fedh2l pki show` prints it."
-    )
-
-    @field_validator("name")
-    @classmethod
-    def _is_name(cls, name: str) -> str:
-        check_name(name)
-        return name
-
-    @field_validator("address")
-    @classmethod
-    def _is_address(cls, address: str) -> str:
-        parse_address(address)
-        return address
-
-    @field_validator("pin")
-    @classmethod
-    def _is_pin(cls, pin: str | None) -> str | None:
-        if pin is None:
-            return None
-        kind, _, hashed = pin.partition("//")
-        try:
-            size = len(base64.b64decode(hashed, validate=True))
-        except (binascii.Error, ValueError):
-            size = 0
-        if kind != "sha256" or size != 32:
-            raise ValueError("it should be sha256// and the base64 of 32 bytes, as `fedh2l pki show` prints it")
-        return pin
-
-
-class Agreement(Section):
-    """The keys at the top of the file."""
-
-    federation: str = Field(min_length=1, max_length=64, description="Name of the federation.")
-
-    @field_validator("federation")
-    @classmethod
-    def _is_printable(cls, name: str) -> str:
-        if not name.isprintable():
-            raise ValueError("it should have printable characters only")
-        return name
-
-    version: int = Field(1, ge=1, le=MOST, description="Version of the roster. A change of members makes a new one.")
-    from_round: int = Field(1, ge=1, le=MOST, description="First round of this version.")
-    seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of everything public and random. With [[shares]], it is their hash."
-    )
-    rounds: int = Field(ge=1, le=MOST, description="Number of rounds. A round is one local step on every node.")
-    batch_size: int = Field(32, ge=1, description="Samples per local batch.")
-    ema_decay: float = Field(0.0, ge=0, lt=1, description="EMA decay of each member's weights. 0 turns it off.")
-    seedset: str = Field(
-        pattern="^[0-9a-f]{64}$", description="Digest of the seed set, as `fedh2l seedset verify` prints it."
-    )
+from fedh2l.protocol.roster import Roster
 
 
 @dataclass(frozen=True)
@@ -309,86 +210,3 @@ def _overrides(method: Method, hook: str) -> bool:
 
 PARTS: dict[str, Any] = {"method": {}, "timing": {}, "members": [], "views": {}, "shares": []}
 """Tables of a roster file and their defaults."""
-
-
-def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Describe the differing fields of two canonical rosters. The list is empty if they agree."""
-    return [
-        f"{key}: {_said(here)} here, {_said(there)} there"
-        for key, here, there in _compared(mine, theirs, "")
-        if here != there
-    ]
-
-
-_ABSENT = object()
-
-
-def _compared(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str) -> list[tuple[str, Any, Any]]:
-    found: list[tuple[str, Any, Any]] = []
-    for key in [*mine, *(key for key in theirs if key not in mine)]:
-        here, there = mine.get(key, _ABSENT), theirs.get(key, _ABSENT)
-        if isinstance(here, Mapping) and isinstance(there, Mapping):
-            found += _compared(here, there, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", here, there))
-    return found
-
-
-def _said(value: Any) -> str:
-    text = "nothing" if value is _ABSENT else repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
-
-
-def grouped(digits: str) -> str:
-    """Split hexadecimal digits into groups of four, so that people can compare them aloud."""
-    return " ".join(digits[i : i + 4] for i in range(0, len(digits), 4))
-
-
-def pin_digest(pin: str | None) -> str:
-    """Return the first 16 bytes of a pin in hexadecimal, which is short enough to compare by telephone."""
-    return base64.b64decode(pin.partition("//")[2])[:16].hex() if pin else ""
-
-
-def check_start(first: RosterFile, joined: bool, remedy: str) -> None:
-    """Raise `ConfigError` if a member holds no first version of the roster, and did not join later.
-
-    The shares of the seed can be checked in the first version only.
-    """
-    if first.agreement.version > 1 and not joined:
-        raise ConfigError(
-            f"this roster starts with version {first.agreement.version} for this member, and only the first version "
-            f"shows that nobody chose the seed. {remedy}"
-        )
-
-
-def check_versions(versions: Sequence[RosterFile]) -> None:
-    """Raise `ConfigError` if versions of a roster are not consecutive or change a fixed setting.
-
-    A member that joins later does not need the first version.
-    """
-    first = versions[0].agreement
-    if (first.version == 1) != (first.from_round == 1):
-        raise ConfigError(
-            f"the first version of a roster holds from round 1, and no other does; here version {first.version} holds "
-            f"from round {first.from_round}"
-        )
-    for before, after in pairwise(versions):
-        old, new = before.agreement, after.agreement
-        for key in ("federation", "seed", "batch_size", "ema_decay"):
-            if getattr(old, key) != getattr(new, key):
-                raise ConfigError(f"version {new.version} of the roster has another {key} than version {old.version}")
-        if before.shares != after.shares:
-            raise ConfigError(f"version {new.version} of the roster has other [[shares]] than version {old.version}")
-        if before.timing.mode != after.timing.mode or before.timing.staleness != after.timing.staleness:
-            raise ConfigError(f"version {new.version} of the roster has another timing.mode or timing.staleness")
-        if (before.method.title, before.method) != (after.method.title, after.method):
-            raise ConfigError(f"version {new.version} of the roster has another method than version {old.version}")
-        if new.from_round > min(old.rounds, new.rounds):
-            raise ConfigError(
-                f"version {new.version} of the roster holds from round {new.from_round}, after the last one"
-            )
-        if new.version != old.version + 1 or new.from_round <= old.from_round:
-            raise ConfigError(
-                f"version {new.version} from round {new.from_round} does not follow version {old.version} from round "
-                f"{old.from_round}"
-            )

@@ -16,7 +16,8 @@ from fedh2l.errors import ConfigError
 from fedh2l.methods.base import Method
 from fedh2l.peer.membership.augmentation import AS_THEY_ARE
 from fedh2l.peer.membership.bundle import Bundle
-from fedh2l.peer.membership.roster_file import RosterFile, check_versions
+from fedh2l.peer.membership.roster_comparison import check_versions
+from fedh2l.peer.membership.roster_file import RosterFile
 from fedh2l.protocol.messages import encoded_size
 from fedh2l.protocol.roster import Roster
 from fedh2l.protocol.topology import Graph
