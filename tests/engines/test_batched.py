@@ -75,7 +75,7 @@ def test_experiments_share_one_stack():
 def test_more_nodes_than_are_stacked_at_once(variant, seeds, monkeypatch):
     """Nodes of one architecture in several stacks, asked about a few samples at a time, recorded as on a GPU."""
     monkeypatch.setattr("fedh2l.engines.batched.nodes.TOGETHER", 3)
-    monkeypatch.setattr("fedh2l.engines.batched.nodes.EVALUATED", 21)
+    monkeypatch.setattr("fedh2l.engines.batched.groups.EVALUATED", 21)
     changes = [*AS_ONE[variant], "run.rounds=16", "run.eval_every=8"]
     expected = [outcome(Trainer(seeded(seed, *changes, "run.engine=local"))) for seed in seeds]
     monkeypatch.setattr("fedh2l.engines.batched.nodes.GraphRecorder", ImitatingRecorder)

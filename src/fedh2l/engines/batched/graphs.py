@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedh2l.engines.batched.learner import StackedLearner, StackedServer
+from fedh2l.engines.batched.learner import StackedLearner
 from fedh2l.engines.batched.random_buffer import RandomBuffer, RandomBuffers
+from fedh2l.engines.batched.server import StackedServer
 from fedh2l.errors import MethodError
 from fedh2l.protocol.messages import Message
 from fedh2l.training.learner import seed_generators

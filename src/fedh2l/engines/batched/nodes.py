@@ -8,34 +8,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from fedh2l.engines.batched.graphs import CAPACITY, GraphRecorder
-from fedh2l.engines.batched.learner import StackedLearner, StackedServer, Store
+from fedh2l.engines.batched.groups import Predictor, architectures_of, correct_counts, first_fault, in_order, not_finite
+from fedh2l.engines.batched.learner import StackedLearner
 from fedh2l.engines.batched.network import StackedNetwork
 from fedh2l.engines.batched.random_buffer import RandomBuffers
+from fedh2l.engines.batched.samples import Store
+from fedh2l.engines.batched.server import StackedServer
 from fedh2l.engines.batched.teacher_schedule import TeacherSchedule
 from fedh2l.engines.local import LocalEngine
 from fedh2l.engines.local_nodes import update_averages
 from fedh2l.engines.rounds import Exchange, rounds
 from fedh2l.methods.base import Method, check_declared
 from fedh2l.protocol.messages import SERVER, Message, Posteriors
-from fedh2l.protocol.messages.base import correct_count
-from fedh2l.training.learner import architectures
-from fedh2l.training.metrics import EVALUATION_ROWS
 from fedh2l.training.node_learner import NodeLearner
 
 T = TypeVar("T")
 
 TOGETHER = 256
 """Largest number of stacked nodes. It is enough to fill a GPU, and more would only need more memory."""
-EVALUATED = 1 << 15
-"""Samples per evaluation step, summed over all stacked nodes."""
-
 FAULT = "fault of the message"
 """Name under which faults of the nodes' messages are recorded."""
 ANSWER = "fault of the answer"
@@ -156,12 +151,12 @@ class StackedNodes:
             batch = group.public_batch("own", round, self.method.public_batch_rows(group.batch_size))
             message.check_shape(batch.labels.shape[-1], group.classes)
             labels = batch.labels
-        group.record(round, **{FAULT: _first_fault(message, labels)})
+        group.record(round, **{FAULT: first_fault(message, labels)})
         return message
 
     def _exchange(self, sent: Sequence[Message], round: int) -> tuple[list[list[Message]], tuple[Message, ...]]:
         """Return inboxes and the messages. The t-th message of an inbox comes from each member's t-th teacher."""
-        everybody = self._in_order(sent)
+        everybody = in_order(self.groups, sent)
         teachers = self._teacher_schedule.teachers(round)
         inboxes = []
         for group in self.groups:
@@ -175,7 +170,7 @@ class StackedNodes:
 
     def _consult_server(self, sent: Sequence[Message], round: int) -> tuple[list[list[Message]], tuple[Message, ...]]:
         """Return inboxes with the server's answer, and the messages."""
-        everybody = self._in_order(sent)
+        everybody = in_order(self.groups, sent)
         experiments, nodes = len(self.engines), len(self.names)
         columns = [tensor.view(experiments, nodes, *tensor.shape[1:]) for tensor in everybody.tensors()]
         messages = [
@@ -192,18 +187,9 @@ class StackedNodes:
         for group in self.groups:
             tensors = [tensor.index_select(0, group.places) for tensor in stacked]
             answer = first.remade(SERVER, round, tensors)
-            group.record(round, **{ANSWER: _first_fault(answer, None)})
+            group.record(round, **{ANSWER: first_fault(answer, None)})
             inboxes.append([answer])
         return inboxes, (everybody, *ordered)
-
-    def _in_order(self, sent: Sequence[Message]) -> Message:
-        """Return the messages of all groups as one message, in the order of the members."""
-        if len(sent) == 1:
-            return sent[0]
-        order = torch.argsort(torch.cat([group.places for group in self.groups]))
-        parts = zip(*(message.tensors() for message in sent), strict=True)
-        tensors = [torch.cat(list(part)).index_select(0, order) for part in parts]
-        return sent[0].remade("everybody", sent[0].round, tensors)
 
     # Calls by the trainers
 
@@ -252,12 +238,12 @@ class StackedNodes:
 
     def validate(self) -> list[int]:
         """Return each member's number of correct validation samples."""
-        return self._once("validate", lambda: self._counts(lambda group: group.predict, True))
+        return self._once("validate", lambda: self._correct(lambda group: group.predict, True))
 
     def validate_views(self) -> dict[str, list[int]]:
         """Return counts as `validate` does for each extra evaluation of the method, by name."""
         names = self.method.views(self.groups[0])
-        return self._once("views", lambda: {name: self._counts(partial(self._view, name), False) for name in names})
+        return self._once("views", lambda: {name: self._correct(self._view(name), False) for name in names})
 
     def _once(self, what: str, compute: Callable[[], T]) -> T:
         """Compute a value for all trainers when the first one needs it after a round."""
@@ -266,25 +252,13 @@ class StackedNodes:
         found: T = self._known[what][1]
         return found
 
-    def _view(self, name: str, group: StackedLearner) -> Callable[[Tensor], Tensor]:
-        return self.method.views(group)[name]
+    def _view(self, name: str) -> Predictor:
+        return lambda group: self.method.views(group)[name]
 
-    def _counts(self, predictor: Callable[[StackedLearner], Callable[[Tensor], Tensor]], reported: bool) -> list[int]:
+    def _correct(self, predictor: Predictor, reported: bool) -> list[int]:
         if self.stale:
             self._load()
-        counts = [0] * len(self.learners)
-        for group in self.groups:
-            validation = group.validation
-            assert validation is not None
-            rows = max(1, min(EVALUATION_ROWS, EVALUATED // len(group.members)))
-            inputs, labels = (torch.split(part, rows, 1) for part in (validation.inputs, validation.labels))
-            with group.showing(group.shown if reported else None), torch.no_grad():
-                predict = predictor(group)
-                parts = [correct_count(predict(x), y) for x, y in zip(inputs, labels, strict=True)]
-                right = torch.stack(parts).sum(0).tolist()
-            for place, count in zip(group.places.tolist(), right, strict=True):
-                counts[place] = count
-        return counts
+        return correct_counts(self.groups, len(self.learners), predictor, reported)
 
     def keep_best(self, places: set[int]) -> None:
         """Save the present weights of these members as their best."""
@@ -295,16 +269,7 @@ class StackedNodes:
 
     def unsound(self) -> list[list[str]]:
         """Return the names of each member's parameters that are not finite."""
-        return self._once("unsound", self._unsound)
-
-    def _unsound(self) -> list[list[str]]:
-        found: list[list[str]] = [[] for _ in self.learners]
-        for group in self.groups:
-            for words, network in group.in_training():
-                finite = torch.isfinite(network.parameters).all(-1).tolist()
-                for place, fine in zip(group.places.tolist(), finite, strict=True):
-                    found[place] += [] if fine else [words]
-        return found
+        return self._once("unsound", lambda: not_finite(self.groups, len(self.learners)))
 
     def save(self, experiment: int) -> None:
         """Copy the state of an experiment to its learners and its server."""
@@ -332,20 +297,3 @@ class StackedNodes:
             group.load()
         self.server.load()
         self._recorder = self._new_recorder()
-
-
-def architectures_of(learners: Sequence[NodeLearner]) -> list[list[NodeLearner]]:
-    """Group learners by their models: class, layout and trained parameters."""
-    groups: dict[tuple[str, str, str], list[NodeLearner]] = {}
-    for learner in learners:
-        (layout,) = architectures([learner])
-        trained = str([name for name, p in learner.module.named_parameters() if p.requires_grad])
-        classes = str([type(module) for module in learner.module.modules()])
-        groups.setdefault((f"{learner.module} {classes}", layout, trained), []).append(learner)
-    return list(groups.values())
-
-
-def _first_fault(message: Message, labels: Tensor | None) -> Tensor:
-    """Return 0 for each sound message, else 1 + the index of its first fault, `(members,)`."""
-    flags = message.faults(labels)
-    return torch.where(flags.any(-1), 1 + flags.to(torch.int8).argmax(-1), 0)

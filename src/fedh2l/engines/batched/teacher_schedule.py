@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedh2l.data.augmentation import Mixture
 from fedh2l.data.domain import Samples
-from fedh2l.engines.batched.learner import Store, Views
 from fedh2l.engines.batched.random_buffer import RandomBuffers
+from fedh2l.engines.batched.samples import StackedAugmentation, Store
 from fedh2l.errors import ConfigError
 from fedh2l.methods.base import Method
 from fedh2l.protocol.roster import Roster
@@ -48,14 +48,14 @@ class TeacherSchedule:
         self._taught: dict[int, Tensor] = {}
         self._batches: dict[tuple[int, int], Samples] = {}
 
-    def _views_of(self, first: NodeLearner) -> Views | None:
+    def _views_of(self, first: NodeLearner) -> StackedAugmentation | None:
         """Return the augmentation of public batches, or None."""
 
         def keys(rounds: Sequence[int]) -> list[int]:
             return [stream_key("public-views", m.seed_set.seed, m.name, r) for r in rounds for m in self._learners]
 
         views = first.seed_set.views
-        return Views(views, first.parameters.dtype, "public-views", keys) if views else None
+        return StackedAugmentation(views, first.parameters.dtype, "public-views", keys) if views else None
 
     def new_round(self) -> None:
         """Clear the caches of the previous round."""
