@@ -179,14 +179,7 @@ def check(
     check_versions(versions)
     check_start(versions[0], joined, "Name the earlier versions with --after. If you really join later, use --joined")
     roster_file.check_bundle(bundle)
-    agreement = roster_file.agreement
-    table = Table(title=f"'{agreement.federation}', version {agreement.version}: {roster_file.method.title}, "
-                  f"{agreement.rounds:,} rounds")  # fmt: skip
-    for column in ("member", "address", "key", "fingerprint of the key"):
-        table.add_column(column, overflow="fold")
-    for member in roster_file.members:
-        table.add_row(member.name, member.address, member.pin, grouped(pin_digest(member.pin)))
-    err.print(table)
+    _show_members(roster_file)
     if not roster_file.shares:
         notice("The author of this roster chose the seed. It does not come from shares of all members.")
     elif joined and roster_file.without_share:
@@ -204,3 +197,14 @@ def check(
         if found:
             raise ConfigError(f"'{path}' and '{other}' differ, and peers that hold them refuse each other")
         err.print(f"'{other}' agrees.", soft_wrap=True)
+
+
+def _show_members(roster_file: RosterFile) -> None:
+    agreement = roster_file.agreement
+    table = Table(title=f"'{agreement.federation}', version {agreement.version}: {roster_file.method.title}, "
+                  f"{agreement.rounds:,} rounds")  # fmt: skip
+    for column in ("member", "address", "key", "fingerprint of the key"):
+        table.add_column(column, overflow="fold")
+    for member in roster_file.members:
+        table.add_row(member.name, member.address, member.pin, grouped(pin_digest(member.pin)))
+    err.print(table)

@@ -25,6 +25,18 @@ app = typer.Typer(
 )
 
 
+Folder = Annotated[Path | None, typer.Option(help="Folder of images, with one folder per class if they have labels.")]
+Listed = Annotated[Path | None, typer.Option("--list", help="CSV file of images with the columns path and label.")]
+TableFile = Annotated[Path | None, typer.Option(help="CSV or Parquet file of records.")]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODE:WIDTHxHEIGHT",
+        help="Mode and size of images, such as L:28x28. For models trained on ImageNet, RGB:224x224:imagenet.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. By default NAME.part.safetensors.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Confirm that the samples are public, without a question.")]
 Columns = Annotated[str | None, typer.Option(help="Numeric columns in the agreed order: age,pulse.")]
 Categories = Annotated[str | None, typer.Option(help="Categorical columns in the agreed order: sex,ward.")]
 Changes = Annotated[
@@ -39,32 +51,18 @@ Changes = Annotated[
 def part(
     name: Annotated[str, typer.Option(help="Member that contributes this part.")],
     classes: Annotated[str, typer.Option(help="Names of all classes in the agreed order: a,b,c.")],
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of images, with one folder per class if they have labels.")
-    ] = None,
-    listed: Annotated[
-        Path | None, typer.Option("--list", help="CSV file of images with the columns path and label.")
-    ] = None,
-    table: Annotated[Path | None, typer.Option(help="CSV or Parquet file of records.")] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODE:WIDTHxHEIGHT",
-            help="Mode and size of images, such as L:28x28. For models trained on ImageNet, RGB:224x224:imagenet.",
-        ),
-    ] = None,
+    folder: Folder = None,
+    listed: Listed = None,
+    table: TableFile = None,
+    image: Image = None,
     columns: Columns = None,
     categories: Categories = None,
     label: Annotated[str, typer.Option(help="Label column of the table.")] = "label",
     units: Annotated[str | None, typer.Option(help="Units of columns: age=years,pulse=1/min.")] = None,
     changes: Changes = None,
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="The samples have no labels.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write. By default NAME.part.safetensors.")
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Confirm that the samples are public, without a question.")
-    ] = False,
+    out: Out = None,
+    yes: Yes = False,
 ) -> None:
     """Prepare a member's part of the seed set from public samples."""
     names = tuple(_split(classes))

@@ -34,7 +34,7 @@ from fedh2l.protocol.messages import Posteriors, encoded_size
 from fedh2l.protocol.sampling import node_secret
 from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.loop import torch_settings
-from fedh2l.runs.result import Result, node_results, summarise
+from fedh2l.runs.result import Result
 from fedh2l.runs.selection import ModelSelection
 from fedh2l.training.metrics import count_correct
 
@@ -166,21 +166,16 @@ class Rehearsal:
                 if config.run.selection == "best"
                 else last
             )
-        when = list(best.values()) if config.run.selection == "best" else [config.run.rounds] * len(self.names)
-        totals = [len(test) for test in tests]
-        shares = [100 * right / len(validation) for right in selection.validated(config.run.selection)]
-        results = node_results(self.names, [node.model_name for node in nodes], chosen, last, totals, when, shares)
-        averages, averages_last = summarise(results)
         conflicts = [entry["peer"]["conflicts"] for entry in said.values()]
-        return Result(
-            method=config.method.title,
-            seed=config.run.seed,
-            rounds=config.run.rounds,
-            selection=config.run.selection,
-            nodes=results,
-            average=averages,
-            last=averages_last,
-            matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in chosen],
+        return Result.from_counts(
+            config.method.title,
+            config.run,
+            {node.name: node.model_name for node in nodes},
+            chosen,
+            last,
+            [len(test) for test in tests],
+            list(best.values()) if config.run.selection == "best" else [config.run.rounds] * len(self.names),
+            [100 * right / len(validation) for right in selection.validated(config.run.selection)],
             bytes=self._ledger(said).summary(config.run.rounds),
             conflict_rate=sum(c for c, _ in conflicts) / max(sum(n for _, n in conflicts), 1),
             seconds=round(seconds, 3),

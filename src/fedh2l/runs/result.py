@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedh2l.errors import RunError, shown
 from fedh2l.training.metrics import METRICS, average, scores
+
+if TYPE_CHECKING:
+    from fedh2l.experiment.settings import RunSettings  # it needs PyTorch, and showing a result does not
 
 MOST_BYTES = 1e300
 """Upper bound for a plausible number of bytes."""
@@ -51,6 +54,46 @@ class Result:
     views: dict[str, dict[str, float]] = field(default_factory=dict)
     """Averages over the nodes of the method's extra evaluations, such as the meme of FML. Models are selected alike."""
 
+    @staticmethod
+    def from_counts(
+        method: str,
+        settings: RunSettings,
+        models: Mapping[str, str],
+        selected: Sequence[Sequence[int]],
+        last: Sequence[Sequence[int]],
+        totals: Sequence[int],
+        taken: Sequence[int],
+        validation: Sequence[float],
+        **rest: Any,
+    ) -> Result:
+        """Return the result of a run from counts of correct answers.
+
+        `models` are the names of the nodes and of their models. The selected model of node i is from round `taken[i]`,
+        and right on `selected[i][j]` of the `totals[j]` test samples of domain j. `rest` are further values.
+        """
+        nodes = [
+            NodeResult(
+                name,
+                model,
+                **scores(selected[i], totals, i),
+                round=taken[i],
+                validation=validation[i],
+                last=scores(last[i], totals, i),
+            )
+            for i, (name, model) in enumerate(models.items())
+        ]
+        return Result(
+            method=method,
+            seed=settings.seed,
+            rounds=settings.rounds,
+            selection=settings.selection,
+            nodes=nodes,
+            average=average([{"ACC": node.ACC, "WDP": node.WDP, "CDP": node.CDP} for node in nodes]),
+            last=average([node.last for node in nodes]),
+            matrix=[[100 * count / total for count, total in zip(row, totals, strict=True)] for row in selected],
+            **rest,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         return asdict(self)
@@ -78,35 +121,3 @@ def _checked(result: Result) -> Result:
     if not all(isinstance(size, (int, float)) and 0 <= size < MOST_BYTES for size in traffic) or result.rounds < 1:
         raise ValueError("what was sent is not known")
     return result
-
-
-def node_results(
-    names: Sequence[str],
-    models: Sequence[str],
-    selected: Sequence[Sequence[int]],
-    last: Sequence[Sequence[int]],
-    totals: Sequence[int],
-    rounds: Sequence[int],
-    validation: Sequence[float],
-) -> list[NodeResult]:
-    """Return results from counts of correct answers.
-
-    The selected model of node i is right on `selected[i][j]` of the `totals[j]` test samples of domain j.
-    """
-    return [
-        NodeResult(
-            name,
-            models[i],
-            **scores(selected[i], totals, i),
-            round=rounds[i],
-            validation=validation[i],
-            last=scores(last[i], totals, i),
-        )
-        for i, name in enumerate(names)
-    ]
-
-
-def summarise(nodes: Sequence[NodeResult]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return means over the nodes, of the selected and of the last models."""
-    selected = [{"ACC": node.ACC, "WDP": node.WDP, "CDP": node.CDP} for node in nodes]
-    return average(selected), average([node.last for node in nodes])

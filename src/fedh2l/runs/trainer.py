@@ -16,7 +16,7 @@ from fedh2l.runs.checkpoints import Checkpoint, pack, restoring, unpack
 from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.loop import advance_together, run_together
 from fedh2l.runs.recorder import AUTOMATIC, Recorder
-from fedh2l.runs.result import Result, node_results, summarise
+from fedh2l.runs.result import Result
 
 log = logging.getLogger("fedh2l")
 
@@ -188,21 +188,16 @@ class Trainer:
         best = recorder.test("best", rounds["best"], self.save_models)
         chosen = self.settings.selection
         self.engine.select(chosen)
-        selected = best if chosen == "best" else last
         totals = [len(test) for test in recorder.tests]
-        validated = [100 * right / recorder.validation_size for right in selection.validated(chosen)]
-        models = [node.model_name for node in experiment.nodes]
-        nodes = node_results(recorder.names, models, selected, last, totals, rounds[chosen], validated)
-        averages, averages_last = summarise(nodes)
-        result = Result(
-            method=experiment.method.title,
-            seed=self.settings.seed,
-            rounds=self.settings.rounds,
-            selection=chosen,
-            nodes=nodes,
-            average=averages,
-            last=averages_last,
-            matrix=[[100 * c / t for c, t in zip(row, totals, strict=True)] for row in selected],
+        result = Result.from_counts(
+            experiment.method.title,
+            self.settings,
+            {node.name: node.model_name for node in experiment.nodes},
+            best if chosen == "best" else last,
+            last,
+            totals,
+            rounds[chosen],
+            [100 * right / recorder.validation_size for right in selection.validated(chosen)],
             bytes=self.engine.ledger.summary(self.settings.rounds),
             conflict_rate=selection.conflict_rate,
             seconds=recorder.seconds,
