@@ -146,9 +146,9 @@ CASES = {
         "fedh2l", "fedavg", "peers",
         "line", "pairs-5", "plus", "fedprox", "fedmd", "agnostic-4", "fml", "fedgkt", "aggregation", "independent",
     ],
-    "rehearsal": ["fedh2l", "plus", "plus-unlabelled", "line", "peers-lenet", "plus-replay", "int8"],
+    "rehearsal": ["fedh2l", "plus-unlabelled", "plus", "line", "peers-lenet", "plus-replay", "int8"],
 }  # fmt: skip
-FAST = {"threads": 9, "processes": 8, "ray": 3, "rehearsal": 3}
+FAST = {"threads": 9, "processes": 8, "ray": 3, "rehearsal": 2}
 """How many of the cases of each engine are not slow."""
 
 

@@ -119,28 +119,33 @@ def pictures(folder: Path, side: int, shade: int) -> None:
             Image.fromarray(pixels).save(folder / name / f"{place}.png")
 
 
-def command(folder: Path, *words: object, **options) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "fedh2l", *map(str, words)]
-    done = subprocess.run(call, capture_output=True, text=True, cwd=folder, timeout=300, **options)
-    assert done.returncode == 0, done.stderr
-    return done
+@pytest.fixture
+def command(cli) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A command that does what it should."""
+
+    def call(*words: object) -> subprocess.CompletedProcess[str]:
+        done = cli(*words)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return call
 
 
-def found(folder: Path, names: tuple[str, ...], method: str) -> None:
+def found(command, names: tuple[str, ...], method: str) -> None:
     """Certificates and a roster, as people make them."""
-    command(folder, "pki", "init", "--federation", "f")
+    command("pki", "init", "--federation", "f")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     for name in names:
-        command(folder, "pki", "request", "--name", name, "--host", "127.0.0.1", "--dir", f"{name}/keys")
-        command(folder, "pki", "sign", f"{name}/keys/node.csr", "--yes")
+        command("pki", "request", "--name", name, "--host", "127.0.0.1", "--dir", f"{name}/keys")
+        command("pki", "sign", f"{name}/keys/node.csr", "--yes")
     parts = [f"{name}.part.safetensors" for name in names]
-    command(folder, "seedset", "merge", *parts, "--federation", "f")
+    command("seedset", "merge", *parts, "--federation", "f")
     for name in names:
-        command(folder, "seedset", "reveal", "--share", f"{name}.share", "--key", f"{name}/keys/node.key")
+        command("seedset", "reveal", "--share", f"{name}.share", "--key", f"{name}/keys/node.key")
     shares = [word for name in names for word in ("--share", f"{name}.reveal")]
     members = [f"{name}/keys/node.pem@127.0.0.1:{port}" for name, port in ports.items()]
-    command(folder, "roster", "init", *members, "--rounds", 40, "--method", method, *shares)
-    command(folder, "roster", "check")
+    command("roster", "init", *members, "--rounds", 40, "--method", method, *shares)
+    command("roster", "check")
 
 
 def train(folder: Path, data: dict[str, str]) -> None:
@@ -160,30 +165,28 @@ def train(folder: Path, data: dict[str, str]) -> None:
         assert (RunDirectory(folder / name / "run").result() or {})["peer"]["skipped"] == 0
 
 
-def test_hospitals_train_without_python(tmp_path):
+def test_hospitals_train_without_python(command, tmp_path):
     for seed, (name, shift) in enumerate(HOSPITALS.items()):
         write(tmp_path / f"{name}.csv", records(120, shift, seed))
         write(tmp_path / f"{name}-public.csv", records(30, shift, 10 + seed))
         words = ("--classes", "no,yes", "--columns", "age,dose", "--categories", "ward", "--label", "ill", "--yes")
-        command(
-            tmp_path, "seedset", "part", "--name", name, "--table", f"{name}-public.csv", *words, "--units", "age=years"
-        )
-    found(tmp_path, tuple(HOSPITALS), "fedh2l")
-    shown = command(tmp_path, "seedset", "verify", "seedset.safetensors").stderr
+        command("seedset", "part", "--name", name, "--table", f"{name}-public.csv", *words, "--units", "age=years")
+    found(command, tuple(HOSPITALS), "fedh2l")
+    shown = command("seedset", "verify", "seedset.safetensors").stderr
     assert "age in years (mean " in shown
     train(tmp_path, {name: f'name = "table"\nfile = "{tmp_path}/{name}.csv"\nlabel = "ill"\n' for name in HOSPITALS})
     saved = load_model(tmp_path / "north" / "run" / "models" / "north-best.safetensors")
     assert saved.preprocessing == Bundle.load(tmp_path / "seedset.safetensors").schema
 
 
-def test_images_train_without_python(tmp_path):
+def test_images_train_without_python(command, tmp_path):
     names = ("zoo", "farm")
     for place, name in enumerate(names):
         pictures(tmp_path / f"{name}-images", 40, 40 * place)
         pictures(tmp_path / f"{name}-public", 30, 40 * place)
         words = ("--classes", "cat,dog", "--folder", f"{name}-public", "--image", "RGB:16x16", "--yes")
-        command(tmp_path, "seedset", "part", "--name", name, *words)
-    found(tmp_path, names, "fedh2l-plus")
+        command("seedset", "part", "--name", name, *words)
+    found(command, names, "fedh2l-plus")
     roster = (tmp_path / "roster.toml").read_text()
     assert "ema_decay = 0.998" in roster
     assert "local = true" in roster

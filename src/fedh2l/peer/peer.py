@@ -32,7 +32,7 @@ from fedh2l.runs.checkpoints import restoring
 from fedh2l.runs.directory import RunDirectory
 from fedh2l.runs.loop import torch_settings
 from fedh2l.training.node import Node
-from fedh2l.training.node_learner import NodeLearner, Training
+from fedh2l.training.node_learner import NodeLearner
 
 log = logging.getLogger("fedh2l.peer")
 
@@ -57,7 +57,8 @@ class Peer:
         self.agreed = RosterDigests.of(roster_files, self.roster_version.bundle.classes)
         own = config.settings
         self.node = Node(self.name, own.model or "", config.domain, own.model_args, weights=own.weights)
-        self.local_nodes = LocalNodes([self._learner()], self.roster_version.method)
+        learner = NodeLearner(self.node, config.training().to(self._device), config.secret)
+        self.local_nodes = LocalNodes([learner], self.roster_version.method)
         self.method = self.roster_version.method
         self.recorder = PeerRecorder(config, directory, self.node, self.local_nodes, lambda: self.audit.sent.total())
         self.skipped = 0
@@ -84,19 +85,6 @@ class Peer:
         """Members that are known as revoked or removed."""
         self._around: tuple[tuple[RosterVersion, ...], ...] = ()
         """Roster versions with the members that this peer calls, and those with the members that may call it."""
-
-    def _learner(self) -> NodeLearner:
-        config, run = self.config, self.config.run
-        training = Training(
-            seed_set=self.roster_version.seed_set,
-            validation=config.domain.validation,
-            optimizer=config.optimizer,
-            batch_size=run.batch_size,
-            dtype=run.torch_dtype,
-            compute=run.compute,
-            ema_decay=run.ema_decay,
-        )
-        return NodeLearner(self.node, training.to(self._device), config.secret)
 
     def _inbox(self) -> Inbox:
         if self.timing.mode == "asynchronous":

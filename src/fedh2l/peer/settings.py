@@ -29,6 +29,7 @@ from fedh2l.peer.transport.auth import InsecureLoopback, MutualTLS, PeerAuth, re
 from fedh2l.peer.transport.proxy import check_proxy, without_password
 from fedh2l.plugins import allow_named, search
 from fedh2l.section import Section
+from fedh2l.training.node_learner import Training
 from fedh2l.training.optimizers import OptimizerSettings
 
 
@@ -107,6 +108,18 @@ class PeerConfig:
         if self.identity is None:
             return InsecureLoopback(self.name, dict.fromkeys(roster_file.names, ""))
         return MutualTLS(self.identity, roster_file.pins, self.revoked, self.settings.proxy)
+
+    def training(self) -> Training:
+        """Return the public data of the first roster version, this member's validation data, and the settings."""
+        return Training(
+            seed_set=self.history.all[0].seed_set,
+            validation=self.domain.validation,
+            optimizer=self.optimizer,
+            batch_size=self.run.batch_size,
+            dtype=self.run.torch_dtype,
+            compute=self.run.compute,
+            ema_decay=self.run.ema_decay,
+        )
 
     @property
     def revoked(self) -> Path | None:
