@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from fedh2l.data.images import read_image
 from fedh2l.data.pixels import Pixels
@@ -29,6 +31,10 @@ from fedh2l.section import Section
 FORMAT = "fedh2l-model-1"
 LARGEST_SIDE, LARGEST_INPUT = 2**20, 2**28
 """Limits for the input shape in a file: the longest side, and the number of values."""
+
+MODULES, BUFFERS = 10_000, 64 * 2**20
+"""Largest model that is built from a file: submodules, and bytes of buffers. Ten submodules for each tensor of the
+file, and four bytes for each byte of the file, are allowed besides."""
 
 
 class Prediction(NamedTuple):
@@ -196,7 +202,11 @@ def _build(about: _About, tensors: Mapping[str, Tensor], path: Path) -> nn.Modul
     recipe = Recipe(about.factory, about.arguments)
     try:
         if is_known(about.factory) or about.factory in MODELS:
-            with suppress(NotImplementedError, RuntimeError), torch.device("meta"):  # may not support meta
+            with (
+                suppress(NotImplementedError, RuntimeError),  # may not support meta
+                torch.device("meta"),
+                _few_modules(MODULES + 10 * len(tensors), path),
+            ):
                 _check_sizes(_constructed(recipe, about, path), tensors, path)
         return _constructed(recipe, about, path)
     except FedH2LError as error:
@@ -216,6 +226,29 @@ def _check_sizes(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -
     for name, tensor in module.state_dict().items():
         if name not in tensors or tensors[name].shape != tensor.shape:
             raise ModelError(f"the weights in '{path}' do not fit the model: {shown(name)} differs")
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())  # also those of no file
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if buffers > BUFFERS + 4 * weights:
+        raise ModelError(
+            f"'{path}': its model has {buffers / 1e6:,.0f} MB of buffers, and {weights / 1e6:,.0f} of weights"
+        )
+
+
+@contextmanager
+def _few_modules(most: int, path: Path) -> Iterator[None]:
+    """Raise an error for a model with more submodules, while it is built."""
+    left, builder = [most], threading.get_ident()
+
+    def count(*_: object) -> None:
+        left[0] -= threading.get_ident() == builder
+        if left[0] < 0:
+            raise ModelError(f"'{path}': its model has more than {most:,} submodules")
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @torch.no_grad()
