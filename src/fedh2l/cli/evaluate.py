@@ -121,9 +121,9 @@ def _check_preprocessing(domain: Tested, classifier: Classifier) -> None:
     there = {**UNSAID, **classifier.preprocessing}
     different = sorted(key for key in {*here, *there} if here.get(key) != there.get(key))
     if different:
-        said = "; ".join(f"{key}: {here.get(key)} here, {there.get(key)} there" for key in different)
+        listed = "; ".join(f"{key}: {here.get(key)} here, {there.get(key)} there" for key in different)
         hint = "" if domain.whole or here.get("kind") != "table" else "; test the new files without the run's own"
-        raise DataError(f"domain '{domain.name}' is not prepared as the model's training data ({said}){hint}")
+        raise DataError(f"domain '{domain.name}' is not prepared as the model's training data ({listed}){hint}")
 
 
 def _say_what_was_tested(tested: Sequence[Tested], changed: bool) -> None:

@@ -180,11 +180,11 @@ class LocalNodes(Models):
         return {learner.name: learner.module.state_dict() for learner in self.learners}
 
     def logits(self, inputs: Tensor) -> dict[str, Tensor]:
-        said = {}
+        logits = {}
         for learner in self.learners:
             with learner.network.exactly():
-                said[learner.name] = learner.predict(inputs.to(learner.parameters.device)).cpu()
-        return said
+                logits[learner.name] = learner.predict(inputs.to(learner.parameters.device)).cpu()
+        return logits
 
     def state(self) -> dict[str, Tensor]:
         return {f"{learner.name}/{key}": value for learner in self.learners for key, value in learner.state().items()}

@@ -94,10 +94,10 @@ class ProcessEngine(RemoteEngine):
         if self.method.decentralised:
             self.ledger.heard(teachers, sizes.__getitem__)
             return Heard(teachers, sent)
-        said = self.router.answers({name: unsealed(message) for name, message in sent.items()}, round)
-        distinct = {id(answer): answer for (answer,) in said.values()}
+        replies = self.router.answers({name: unsealed(message) for name, message in sent.items()}, round)
+        distinct = {id(answer): answer for (answer,) in replies.values()}
         written = {key: sealed(answer) for key, answer in distinct.items()}
-        answers = {name: written[id(answer)] for name, (answer,) in said.items()}
+        answers = {name: written[id(answer)] for name, (answer,) in replies.items()}
         return Heard({name: (name,) for name in self.roster.names}, answers)
 
     def revive(self) -> list[str]:

@@ -70,8 +70,8 @@ class RemoteEngine(Engine):
 
     def _named(self, question: str, *arguments: Any) -> dict[str, Any]:
         """Call a method of each actor. Return the results by node, in roster order."""
-        said = {name: value for part in self._ask(question, *arguments) for name, value in part.items()}
-        return {name: said[name] for name in self.roster.names if name in said}
+        results = {name: value for part in self._ask(question, *arguments) for name, value in part.items()}
+        return {name: results[name] for name in self.roster.names if name in results}
 
     def verify(self) -> None:
         found: list[Fault] = [fault for part in self._ask("faults") for fault in part]

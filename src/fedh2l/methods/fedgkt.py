@@ -130,11 +130,11 @@ class FedGKT(Method):
         """Train stem and head for one step."""
         indices = node.local_indices(round, self.local_data)
         batch = node.pool(self.local_data).take(indices)
-        said = node.logits(batch.inputs, part="edge")
-        loss = cross_entropy(said, batch.labels)
+        logits = node.logits(batch.inputs, part="edge")
+        loss = cross_entropy(logits, batch.labels)
         if "taught" in node.memory:
             taught = take_rows(node.memory["taught"], indices)
-            loss = loss + self.alpha * distillation(taught.to(said.dtype), said, self.temperature)
+            loss = loss + self.alpha * distillation(taught.to(logits.dtype), logits, self.temperature)
         node.step(node.gradient(loss), "local")
         node.record(round, local_loss=loss)
 
@@ -162,10 +162,10 @@ class FedGKT(Method):
         rows, dtype = message.values.shape[-2], trunk.parameters.dtype
         order = server.order(address, round, rows)
         for part in batches(order, self.server_batch_size):
-            said = trunk.logits(take_rows(message.values, part).to(dtype))
-            loss = cross_entropy(said, take_rows(message.labels.unsqueeze(-1), part).squeeze(-1))
+            logits = trunk.logits(take_rows(message.values, part).to(dtype))
+            loss = cross_entropy(logits, take_rows(message.labels.unsqueeze(-1), part).squeeze(-1))
             if self.server_distillation:
-                loss = loss + distillation(take_rows(message.logits, part).to(dtype), said, self.temperature)
+                loss = loss + distillation(take_rows(message.logits, part).to(dtype), logits, self.temperature)
             trunk.step(trunk.gradient(loss), "local")
 
     def receive(self, node: Learner, inbox: Sequence[Message], round: int) -> None:

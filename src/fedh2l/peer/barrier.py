@@ -41,14 +41,14 @@ class RoundBarrier:
         In asynchronous mode this is the only wait. It lasts until the quorum is connected. A joining peer waits until
         most others have reached its first round.
         """
-        peer, end, said = self._peer, time.monotonic() + MEET, False
+        peer, end, warned = self._peer, time.monotonic() + MEET, False
         while not stop() and not peer.finished:
             why = self._too_early()
             everybody = all(self._near.is_there(n) or self._near.is_lost(n, peer.begins) for n in self._others())
             if why is None and (everybody or time.monotonic() >= end):
                 break
-            if why is not None and time.monotonic() >= end and not said:
-                said, peer.phase = True, "waiting"
+            if why is not None and time.monotonic() >= end and not warned:
+                warned, peer.phase = True, "waiting"
                 log.warning("waits: %s", why)
             time.sleep(0.02)
 

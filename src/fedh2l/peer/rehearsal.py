@@ -133,8 +133,8 @@ class Rehearsal:
                 ended = {name: process.poll() for name, process in processes.items()}
                 failed = [name for name, code in ended.items() if code not in (None, 0)]
                 if failed:
-                    said = (self.folder / failed[0] / LOG).read_text(errors="replace").strip()
-                    raise RunError(f"peer '{failed[0]}' failed:", *said[-2000:].splitlines())
+                    output = (self.folder / failed[0] / LOG).read_text(errors="replace").strip()
+                    raise RunError(f"peer '{failed[0]}' failed:", *output[-2000:].splitlines())
                 running = None in ended.values()
                 if running and stop():
                     raise RunError("the rehearsal was stopped")
@@ -151,7 +151,7 @@ class Rehearsal:
         validation = Samples.concatenate([node.domain.validation for node in nodes]).to(device, dtype)
         tests = [node.domain.test.to(device, dtype) for node in nodes]
         selection = ModelSelection(self.names)
-        said = {name: self._directory(name).result() or {} for name in self.names}
+        results = {name: self._directory(name).result() or {} for name in self.names}
         rounds = [
             r for r in range(1, config.run.rounds + 1) if r % config.run.eval_every == 0 or r == config.run.rounds
         ]
@@ -166,7 +166,7 @@ class Rehearsal:
                 if config.run.selection == "best"
                 else last
             )
-        conflicts = [entry["peer"]["conflicts"] for entry in said.values()]
+        conflicts = [entry["peer"]["conflicts"] for entry in results.values()]
         return Result.from_counts(
             config.method.title,
             config.run,
@@ -176,7 +176,7 @@ class Rehearsal:
             [len(test) for test in tests],
             list(best.values()) if config.run.selection == "best" else [config.run.rounds] * len(self.names),
             [100 * right / len(validation) for right in selection.validated(config.run.selection)],
-            bytes=self._ledger(said).summary(config.run.rounds),
+            bytes=self._ledger(results).summary(config.run.rounds),
             conflict_rate=sum(c for c, _ in conflicts) / max(sum(n for _, n in conflicts), 1),
             seconds=round(seconds, 3),
         )
@@ -193,7 +193,7 @@ class Rehearsal:
         model = load_model(path, allow=own).to(sets[0].inputs.device)
         return [count_correct(model, samples) for samples in sets]
 
-    def _ledger(self, said: Mapping[str, Mapping[str, Any]]) -> Ledger:
+    def _ledger(self, results: Mapping[str, Mapping[str, Any]]) -> Ledger:
         """Reconstruct the ledger from the bytes that the peers report."""
         ledger, method = Ledger(), self.config.method
         roster, classes = self.roster_file.roster(self.bundle.classes), len(self.bundle.classes)
@@ -202,7 +202,7 @@ class Rehearsal:
             rows = min(method.public_batch_rows(self.config.run.batch_size), end - start)
             payload = Posteriors.payload_size_of((rows, classes), self.bundle.labelled, method.written)
             size = encoded_size("posteriors", str(method.written), (rows, classes), self.bundle.labelled)
-            for edge, sent in said[name]["bytes"]["edges"].items():
+            for edge, sent in results[name]["bytes"]["edges"].items():
                 if sent:
                     ledger.edges[edge] += sent
                     ledger.payload += sent // size * payload

@@ -120,10 +120,10 @@ class Network:
                     for buffer, value in zip(self.module.buffers(), buffers, strict=True):
                         buffer.copy_(value)
 
-        said: Tensor = checkpoint(
+        logits: Tensor = checkpoint(
             lambda part: self._said(part, how), inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), again())
         )
-        return said
+        return logits
 
     def _said(self, inputs: Tensor, how: Mapping[str, Any]) -> Tensor:
         if self.pixels is not None:

@@ -105,8 +105,8 @@ class StackedNetwork(Network):
                 return output
 
             with allowing(self.compute.kernels), FunctionOverrides(STACKED):
-                said: Tensor = vmap(one, randomness="different")(tensors, inputs)
-            return said
+                stacked: Tensor = vmap(one, randomness="different")(tensors, inputs)
+            return stacked
         outputs = []
         for place, member in enumerate(self.members):
             member.module.train(self.module.training)

@@ -164,7 +164,7 @@ class StackedNodes:
             inbox = []
             for t in range(heard.shape[1]):
                 tensors = [tensor.index_select(0, heard[:, t]) for tensor in everybody.tensors()]
-                inbox.append(everybody.remade(f"teacher {t}", round, tensors))
+                inbox.append(everybody.remade(self._teacher_schedule.sender(t), round, tensors))
             inboxes.append(inbox)
         return inboxes, (everybody,)
 

@@ -46,6 +46,7 @@ class TeacherSchedule:
         self._graphs: dict[int, tuple[Graph, NDArray[np.int64]]] = {}
         self._drawn: dict[tuple[int, int], Graph] = {}
         self._taught: dict[int, Tensor] = {}
+        self._senders: dict[str, int] = {}
         self._batches: dict[tuple[int, int], Samples] = {}
 
     def _views_of(self, first: NodeLearner) -> StackedAugmentation | None:
@@ -76,10 +77,16 @@ class TeacherSchedule:
             self._taught[round] = self._draws.get("teachers", self._tables, round)
         return self._taught[round]
 
+    def sender(self, place: int) -> str:
+        """Return the sender of the messages of each member's teacher at `place`: one message has many senders."""
+        name = f"teacher {place}"
+        self._senders[name] = place
+        return name
+
     def batches_for(self, places: Tensor, everybody: bool) -> Callable[[str, int, int], Samples]:
         """Return a function that returns public batches for the members at `places`.
 
-        Its argument `owner` is `own`, the name of a node, or `teacher t` for each member's t-th teacher.
+        Its argument `owner` is `own`, the name of a node, or a result of `sender`.
         """
         nodes = len(self._names)
 
@@ -92,7 +99,7 @@ class TeacherSchedule:
                 return _of(batch, experiment * nodes + self._names.index(owner))
             teachers = self.teachers(round)
             mine = teachers if everybody else teachers.index_select(0, places)
-            return _of(batch, mine[:, int(owner.removeprefix("teacher "))])
+            return _of(batch, mine[:, self._senders[owner]])
 
         return public
 

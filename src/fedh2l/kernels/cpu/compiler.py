@@ -68,10 +68,10 @@ def _library(file: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL |
                 _compile([*command, *OPTIONS, *definitions], source, path)
             return kept or ctypes.CDLL(str(path))  # it stays in memory after its file is deleted
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
+        output = getattr(error, "stderr", None) or str(error)
         log.warning(
             "%s cannot be compiled here, so PyTorch replaces it. This is slower, and results differ by rounding: %s "
-            "(to compile nothing, set run.kernels = \"off\")", file, (said.strip().splitlines() or ["?"])[0],
+            "(to compile nothing, set run.kernels = \"off\")", file, (output.strip().splitlines() or ["?"])[0],
         )  # fmt: skip
         if isinstance(error, subprocess.TimeoutExpired):
             _hangs.append(True)

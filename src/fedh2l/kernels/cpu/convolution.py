@@ -74,17 +74,17 @@ class PooledConvolution(torch.autograd.Function):
         """Compute with channels last in memory, for inputs and outputs."""
         images, filters, shape = _laid_out(x), weight.contiguous(), _shape(x, weight, padding)
         start = None if bias is None else bias.contiguous()
-        said = _laid_out(x.new_empty(len(x), *shape.pooled, shape.O).permute(0, 3, 1, 2))
+        outputs = _laid_out(x.new_empty(len(x), *shape.pooled, shape.O).permute(0, 3, 1, 2))
         where = x.new_empty(len(x), *shape.pooled, shape.O, dtype=torch.uint8)
         forward = _library(shape).forward
 
         def part(rows: slice) -> None:
-            call(forward, images[rows], filters, start, said[rows], where[rows], rows.stop - rows.start)
+            call(forward, images[rows], filters, start, outputs[rows], where[rows], rows.stop - rows.start)
 
         _in_parts(len(x), part)
         ctx.save_for_backward(x, weight, bias, where)
         ctx.shape = shape
-        return said
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
@@ -115,8 +115,8 @@ def _differentiable(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, above: Tensor, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     inputs = [each for each, asked in zip((x, weight, bias), wanted, strict=False) if asked and each is not None]
-    said = F.relu(F.max_pool2d(torch.conv2d(x, weight, bias, padding=padding), 2))
-    found = iter(torch.autograd.grad(said, inputs, above, create_graph=True))
+    outputs = F.relu(F.max_pool2d(torch.conv2d(x, weight, bias, padding=padding), 2))
+    found = iter(torch.autograd.grad(outputs, inputs, above, create_graph=True))
     return [next(found) if asked else None for asked in wanted[:3]]
 
 

@@ -33,13 +33,13 @@ class Witnesses:
         """Return the path of the heads of a node."""
         return self._folder / f"{node}.jsonl"
 
-    def take(self, node: str, said: pb.Head, key: Any) -> None:
+    def take(self, node: str, claimed: pb.Head, key: Any) -> None:
         """Keep a head that is signed by `key`, unless its length is the last known one. Warn if it is shorter.
 
         Without a key, the signature is not checked.
         """
-        head = Head(node, said.length, said.hash, said.signature)
-        if not re.fullmatch("[0-9a-f]{64}", said.hash) or len(said.signature) > LONGEST:
+        head = Head(node, claimed.length, claimed.hash, claimed.signature)
+        if not re.fullmatch("[0-9a-f]{64}", claimed.hash) or len(claimed.signature) > LONGEST:
             raise PeerRefusedError(f"'{node}' sent an invalid head of its audit log", Refusal.UNSOUND_HEAD)
         if key is not None and not head.is_signed_by(key):
             raise PeerRefusedError(f"'{node}' sent a head of its audit log that it did not sign", Refusal.UNSOUND_HEAD)

@@ -211,8 +211,8 @@ class Sender:
 
     def _bear_witness(self) -> None:
         """Send the head of the audit log, so that this peer cannot shorten its log unnoticed."""
-        said = self._audit.head()
-        head = pb.Head(length=said.length, hash=said.hash, signature=said.signature)
+        own = self._audit.head()
+        head = pb.Head(length=own.length, hash=own.hash, signature=own.signature)
         self._say("head", self._hello().round, "Witness", head)
         self._head_due = False
 

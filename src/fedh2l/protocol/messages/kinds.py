@@ -174,8 +174,8 @@ class Vector(Message):
     @classmethod
     def of(cls, sender: str, round: int, values: Tensor, loss: Tensor | None = None) -> Self:
         """Return a message with exactly the values that will be decoded."""
-        said = None if loss is None else loss.detach().to(torch.float32)
-        return cls(sender, round, values.detach().to(torch.float32, copy=True), said)
+        kept = None if loss is None else loss.detach().to(torch.float32)
+        return cls(sender, round, values.detach().to(torch.float32, copy=True), kept)
 
     @property
     def shape(self) -> tuple[int, ...]:
