@@ -22,6 +22,11 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of grey images with 16 bits."""
 
+LARGEST = 50_000_000
+"""Largest number of pixels of an image. A small file may hold very many."""
+BAND = 512
+"""Rows of an image whose transparency is removed at once."""
+
 UNSAID = {"fit": "stretch", "mean": [0.0], "std": [1.0]}
 """Defaults for keys that a preprocessing does not have."""
 
@@ -45,8 +50,10 @@ def decode(path: Path, content: bytes, mode: str, size: tuple[int, int], fit: Fi
     """Decode the content of an image file to bytes `(channels, height, width)`. `path` is for the error message."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            upright = ImageOps.exif_transpose(image)
-            plain = _plain(upright, mode)
+            if image.width * image.height > LARGEST:
+                raise ValueError(f"it has {image.width} x {image.height} pixels; at most {LARGEST:,} are read")
+            ImageOps.exif_transpose(image, in_place=True)
+            plain = _plain(image, mode)
             sized = ImageOps.fit(plain, size, Image.Resampling.BILINEAR) if fit == "crop" else plain.resize(size)
     except UnidentifiedImageError:
         raise DataError(f"'{path}' cannot be read as an image: it has none of the known formats") from None
@@ -60,16 +67,24 @@ def decode(path: Path, content: bytes, mode: str, size: tuple[int, int], fit: Fi
 def _plain(image: Image.Image, mode: str) -> Image.Image:
     """Convert an image to a mode. 16-bit values are scaled, and transparent pixels become white."""
     if image.mode in DEEP:
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(f"its values are {values.min()} to {values.max()}, more than 16 bits")
         image = Image.fromarray((values // 257).astype(np.uint8))
     if image.mode == "F":
         raise ValueError("its values are floating-point numbers, and the value of white is unknown")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        colour = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)
+        return _on_white(image, mode)
     return image if image.mode == mode else image.convert(mode)
+
+
+def _on_white(image: Image.Image, mode: str) -> Image.Image:
+    opaque = Image.new(mode, image.size)
+    for top in range(0, image.height, BAND):
+        box = (0, top, image.width, min(top + BAND, image.height))
+        colour = image.crop(box).convert("RGBA")
+        opaque.paste(Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour).convert(mode), box)
+    return opaque
 
 
 def file_content(path: Path) -> bytes:

@@ -22,7 +22,7 @@ CALLS = {
     "malformed": ("/fedh2l.v1.Peer/Teach", pb.Signal(posteriors=b"x" * 1000).SerializeToString()),
     "valid": ("/fedh2l.v1.Peer/Leave", pb.Goodbye(round=1).SerializeToString()),
 }
-CONNECTIONS, AT_ONCE = 4, 2
+CONNECTIONS, AT_ONCE = 2, 2
 
 
 def flood(folder: Path, address: str, path: str, message: bytes, end: float) -> int:
@@ -97,7 +97,7 @@ def test_a_member_that_floods_slows_nobody(town, which):
     answered = flooding.communicate()[0]
     assert flooding.returncode == 0
     assert flooded > control / 2, f"{flooded} and {control} rounds per second, {answered} answers"
-    assert "makes too many calls" in made.log("M0")
+    assert any("too many calls" in why for why in made.state("M0").turned_away)
 
 
 if __name__ == "__main__":

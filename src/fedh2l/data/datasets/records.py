@@ -17,6 +17,8 @@ from fedh2l.errors import ConfigError, DataError
 
 Cell = str | None
 """Content of a cell, or None if it is empty."""
+MOST_CELLS, MOST_BYTES = 2**24, 2**29
+"""Largest Parquet table. A small file may hold a very large one."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,23 @@ def _parquet(path: Path) -> dict[str, list[Cell]]:
     except ImportError:
         raise ConfigError(f"'{path}': Parquet files need pyarrow; pip install 'fedh2l[table]'") from None
     try:
-        read = parquet.read_table(path).to_pydict()
+        with parquet.ParquetFile(path) as file:
+            rows, columns = file.metadata.num_rows, file.metadata.num_columns
+            if rows * columns > MOST_CELLS:
+                raise DataError(f"'{path}' has {rows:,} records of {columns:,} cells; at most {MOST_CELLS:,} are read")
+            read: dict[str, list[Cell]] = {name: [] for name in file.schema_arrow.names}
+            size = 0
+            for batch in file.iter_batches(batch_size=256):
+                size += batch.nbytes
+                for name, values in batch.to_pydict().items():
+                    cells = [_cell(value) for value in values]
+                    size += sum(len(cell) for cell in cells if cell is not None)
+                    read[name] += cells
+                if size > MOST_BYTES:
+                    raise DataError(f"'{path}' has more than {MOST_BYTES:,} bytes when it is unpacked")
     except (OSError, ArrowException) as error:
         raise DataError(f"cannot read '{path}': {error}") from error
-    return {str(name): [_cell(value) for value in cells] for name, cells in read.items()}
+    return read
 
 
 def _cell(value: object) -> Cell:
