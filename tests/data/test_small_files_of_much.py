@@ -75,4 +75,4 @@ def test_a_parquet_file_of_very_much_is_refused(tmp_path, monkeypatch, cells, wh
     parquet.write_table(arrow.table({"a": arrow.array(cells).dictionary_encode()}), path)
     assert path.stat().st_size < 100_000
     with pytest.raises(DataError, match=why):
-        table._parquet(path)
+        records._parquet(path)
