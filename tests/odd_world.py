@@ -151,8 +151,8 @@ def _federation(world: Path) -> None:
         shares[name] = reveal(world / f"{name}.share", bundle, read_key(world / f"town/{name}/keys/node.key"))
         shares[name].save(world / f"{name}.reveal")
     seed = seed_of({name: each.share for name, each in shares.items()})
-    agreement = made.charter.agreement.model_copy(update={"seed": seed, "seedset": bundle.digest})
-    (world / "shared.toml").write_text(replace(made.charter, agreement=agreement, shares=shares).to_toml())
+    agreement = made.roster_file.agreement.model_copy(update={"seed": seed, "seedset": bundle.digest})
+    (world / "shared.toml").write_text(replace(made.roster_file, agreement=agreement, shares=shares).to_toml())
     log = AuditLog(world / "audit.jsonl", "north", "rehearsal", read_key(world / "town/north/keys/node.key"))
     for round in range(1, 4):
         log.record("posteriors", "south", round, bytes(100))
