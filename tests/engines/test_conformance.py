@@ -305,7 +305,14 @@ def test_as_one_is_as_one_by_one(variant, seeds_in_turn):
     check_as_one(variant, seeds_in_turn(variant))
 
 
-@pytest.mark.parametrize("variant", [name for name in AS_ONE if name != "branching"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "fedgkt-lenet" else ())
+        for name in AS_ONE
+        if name != "branching"
+    ],
+)
 def test_recorded_rounds_are_as_rounds_that_are_run(variant, seeds_in_turn, monkeypatch):
     """As on a GPU: rounds repeat what was recorded, and nothing that was made while recording is relied on."""
     expected = seeds_in_turn(variant)

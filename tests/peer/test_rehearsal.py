@@ -142,7 +142,8 @@ def test_who_holds_another_roster_is_refused_and_the_others_go_on(town, field):
 
 
 def test_from_the_command_line(cli, process, tmp_path):
-    settings = [word for change in (*TINY, *MLPS) for word in ("--set", change)]
+    two = [change for change in MLPS if change.startswith(("nodes.0.", "nodes.1."))]
+    settings = [word for change in (*TINY, *two, "data.angles=[0,20]") for word in ("--set", change)]
     there = cli("rehearse", "--rounds", 20, *settings, "--json", "--out", "there")
     assert there.returncode == 0, there.stderr
     here = cli("run", "--rounds", 20, *settings, "--json", "--out", "here")

@@ -51,8 +51,7 @@ def run(tmp_path):
         (13, ["method.name=fml", "method.interval=4"]),
         (13, ["run.engine=batched"]),
         (20, ["run.engine=batched", "method.name=fedavg", "method.interval=3"]),
-        (13, ["run.engine=processes"]),
-        (20, ["run.engine=processes", "method.name=fedgkt", "method.interval=4", "method.server_epochs=1"]),
+        (13, ["run.engine=processes", "method.name=fedgkt", "method.interval=4", "method.server_epochs=1"]),
     ],
 )
 def test_an_extended_run_is_the_longer_run(run, tmp_path, early, changes):
