@@ -82,8 +82,19 @@ def private_opener(path: str, flags: int) -> int:
     return os.open(path, flags, PRIVATE)
 
 
+def check_regular(path: Path) -> None:
+    """Raise `UnreadableError` for a named pipe, a socket or a device. Reading them may never end."""
+    try:
+        kind = path.stat().st_mode
+    except (OSError, ValueError):  # opening it tells why
+        return
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise UnreadableError("it is not a regular file")
+
+
 def read_text(path: Path) -> str:
     """Return the text in a file. Raise `UnreadableError` or FileNotFoundError."""
+    check_regular(path)
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -140,6 +151,7 @@ def read_array(path: Path) -> NDArray[Any]:
 
     The file is memory-mapped, so a false header cannot allocate memory.
     """
+    check_regular(path)
     try:
         import numpy as np  # commands that read no arrays start faster without it
 
@@ -152,6 +164,7 @@ def read_array(path: Path) -> NDArray[Any]:
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the description and the tensors in a safetensors file. Raise `UnreadableError` if it is damaged."""
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             about = json_object((file.metadata() or {}).get(METADATA, "{}"))

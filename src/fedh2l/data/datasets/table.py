@@ -23,6 +23,7 @@ from fedh2l.data.base import Dataset, WholeDomain
 from fedh2l.data.domain import SPLITS, UNKNOWN, Domain, Samples
 from fedh2l.data.splits import Shares, stratified_split
 from fedh2l.errors import ConfigError, DataError, did_you_mean
+from fedh2l.files import UnreadableError, check_regular
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Cell = str | None
@@ -287,9 +288,10 @@ def _numbers(path: Path, column: str, cells: Sequence[Cell], gone: frozenset[str
 
 def _csv(path: Path, header: Sequence[str]) -> dict[str, list[Cell]]:
     try:
+        check_regular(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnreadableError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read '{path}': {error}") from error
     names = list(header) or (rows.pop(0) if rows else [])
     for number, row in enumerate(rows, 1):
@@ -304,6 +306,7 @@ def _parquet(path: Path) -> dict[str, list[Cell]]:
     except ImportError:
         raise ConfigError(f"'{path}': Parquet files need pyarrow; pip install 'fedh2l[table]'") from None
     try:
+        check_regular(path)
         with parquet.ParquetFile(path) as file:
             rows, columns = file.metadata.num_rows, file.metadata.num_columns
             if rows * columns > MOST_CELLS:
@@ -318,7 +321,7 @@ def _parquet(path: Path) -> dict[str, list[Cell]]:
                     read[name] += cells
                 if size > MOST_BYTES:
                     raise DataError(f"'{path}' has more than {MOST_BYTES:,} bytes when it is unpacked")
-    except (OSError, ArrowException) as error:
+    except (OSError, UnreadableError, ArrowException) as error:
         raise DataError(f"cannot read '{path}': {error}") from error
     return read
 
