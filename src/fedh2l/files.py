@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 METADATA = "fedh2l"
 """The entry of a safetensors file's metadata that describes its content."""
+LARGEST = 2**256
+"""Largest whole number. A larger one may not fit a float."""
 DEEPEST = 100
 """Largest nesting depth of tables and lists."""
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -134,11 +136,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _sound(value: Any) -> Any:
-    """Return the value. Refuse null characters in texts, and nesting that is too deep to process."""
+    """Return the value. Refuse null characters in texts, huge numbers, and nesting that is too deep to process."""
     level = [value]
     for _ in range(DEEPEST):
         if any("\x00" in each for each in level if isinstance(each, str)):
             raise ValueError("a text has a null character")
+        if any(abs(each) > LARGEST for each in level if isinstance(each, int)):
+            raise ValueError("a number is too large")
         holders = [each for each in level if isinstance(each, (dict, list))]
         if not holders:
             return value

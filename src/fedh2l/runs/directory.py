@@ -194,7 +194,7 @@ class RunDirectory:
         """Return the number of rounds in the configuration."""
         try:
             return int(read_toml(self.config_path)["run"]["rounds"])
-        except (UnreadableError, KeyError, TypeError, ValueError) as error:
+        except (UnreadableError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise RunError(f"'{self.config_path}' cannot be read: {shown(error)}") from error
 
     def extend(self, config: str) -> None:
