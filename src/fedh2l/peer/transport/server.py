@@ -228,6 +228,11 @@ def canonical(kind: Any, data: bytes, sender: str) -> Any:
     return message
 
 
+def _is_round(key: str, value: str | bytes) -> bool:
+    """Return whether metadata of a refusal is the round of the peer that refuses."""
+    return key == ROUND and isinstance(value, str) and value.isdecimal() and len(value) < 10
+
+
 class PeerClient:
     """Client for one member."""
 
@@ -273,10 +278,18 @@ class PeerClient:
         """Make a call and return its answer. Errors of gRPC are raised unchanged."""
         assert self._channel is not None
         ask = self._channel.unary_unary(f"/{SERVICE}/{method}", type(message).SerializeToString)
-        answer, call = ask.with_call(message, timeout=timeout, metadata=self._auth.signature)
-        if call.initial_metadata() or call.trailing_metadata():
-            raise PeerRefusedError(f"'{self.member}' answered with unexpected metadata", Refusal.METADATA)
+        try:
+            answer, call = ask.with_call(message, timeout=timeout, metadata=self._auth.signature)
+        except grpc.RpcError as error:
+            trailing = list(error.trailing_metadata() or ())
+            self._check_metadata(error, trailing[len(trailing) == 1 and _is_round(*trailing[0]) :])
+            raise
+        self._check_metadata(call, call.trailing_metadata())
         return canonical(reply, answer, self.member)
+
+    def _check_metadata(self, call: Any, trailing: Any) -> None:
+        if call.initial_metadata() or trailing:
+            raise PeerRefusedError(f"'{self.member}' answered with unexpected metadata", Refusal.METADATA)
 
     def greet(self, agreed: RosterDigests, hello: pb.Hello, timeout: float) -> pb.Hello:
         """Exchange greetings. Raise `PeerRefusedError` if they do not match."""
