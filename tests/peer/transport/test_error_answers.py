@@ -22,12 +22,12 @@ def teach(town: Town) -> None:
     town.line("b").call("Teach", pb.Signal(posteriors=b"xyz"), pb.Receipt, 5)
 
 
-def dishonest(town: Town, monkeypatch, initial=(), trailing=()) -> None:
+def dishonest(town: Town, monkeypatch, initial=(), trailing=(), size=300) -> None:
     def answered(caller, requests, context, kind, answer):
         if initial:
             context.send_initial_metadata(initial)
         context.set_trailing_metadata(trailing)
-        context.abort(grpc.StatusCode.UNAVAILABLE, "private record 4711" + "C" * 5000)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "private record 4711" + "C" * size)
 
     monkeypatch.setattr(town.listener, "_answered", answered)
 
@@ -54,3 +54,11 @@ def test_an_error_without_more(town, monkeypatch, trailing):
     dishonest(town, monkeypatch, trailing=trailing)
     with pytest.raises(grpc.RpcError):
         teach(town)
+
+
+def test_large_headers_of_an_answer_are_not_read(town, monkeypatch):
+    dishonest(town, monkeypatch, size=5000)
+    with pytest.raises(grpc.RpcError) as error:
+        teach(town)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "CCC" not in error.value.details()

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from fedh2l.errors import shown
 from fedh2l.peer.refusals import PeerRefusedError, Reason, Refusal, Refused, read_refusal
 from fedh2l.peer.transport import fedh2l_pb2 as pb
-from fedh2l.peer.transport.auth import FROM, PeerAuth
+from fedh2l.peer.transport.auth import FROM, METADATA, PeerAuth
 from fedh2l.peer.transport.budget import BANNED, REFUSED_CALL, STRANGER, CallBudgets
 from fedh2l.peer.transport.connections import EACH, Connections
 from fedh2l.peer.transport.handshake import RosterDigests
@@ -36,8 +36,6 @@ STREAMS, CONNECTIONS = AT_ONCE, 256
 """Maximum number of concurrent calls per connection, and of connections besides those of members."""
 IDLE, OLDEST = 120.0, 3600.0
 """Seconds without a call, and seconds in total, after which a connection is closed. Peers greet more often."""
-METADATA = 1024
-"""Maximum size of a call's headers in bytes."""
 USER_AGENT = re.compile(r"grpc-python/[0-9.]{3,12} grpc-c/[0-9.]{3,12} \([a-z]{3,10}; chttp2\)")
 """Format of the user agent that gRPC adds to each call."""
 UNWATCHED = 2.0
