@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 METADATA = "fedh2l"
 """The entry of a safetensors file's metadata that describes its content."""
+LARGEST = 2**256
+"""Largest whole number. A larger one may not fit a float."""
 DEEPEST = 100
 """Largest nesting depth of tables and lists."""
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -82,8 +84,19 @@ def private_opener(path: str, flags: int) -> int:
     return os.open(path, flags, PRIVATE)
 
 
+def check_regular(path: Path) -> None:
+    """Raise `UnreadableError` for a named pipe, a socket or a device. Reading them may never end."""
+    try:
+        kind = path.stat().st_mode
+    except (OSError, ValueError):  # opening it tells why
+        return
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise UnreadableError("it is not a regular file")
+
+
 def read_text(path: Path) -> str:
     """Return the text in a file. Raise `UnreadableError` or FileNotFoundError."""
+    check_regular(path)
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -123,11 +136,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _sound(value: Any) -> Any:
-    """Return the value. Refuse null characters in texts, and nesting that is too deep to process."""
+    """Return the value. Refuse null characters in texts, huge numbers, and nesting that is too deep to process."""
     level = [value]
     for _ in range(DEEPEST):
         if any("\x00" in each for each in level if isinstance(each, str)):
             raise ValueError("a text has a null character")
+        if any(abs(each) > LARGEST for each in level if isinstance(each, int)):
+            raise ValueError("a number is too large")
         holders = [each for each in level if isinstance(each, (dict, list))]
         if not holders:
             return value
@@ -140,6 +155,7 @@ def read_array(path: Path) -> NDArray[Any]:
 
     The file is memory-mapped, so a false header cannot allocate memory.
     """
+    check_regular(path)
     try:
         import numpy as np  # commands that read no arrays start faster without it
 
@@ -152,6 +168,7 @@ def read_array(path: Path) -> NDArray[Any]:
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the description and the tensors in a safetensors file. Raise `UnreadableError` if it is damaged."""
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             about = json_object((file.metadata() or {}).get(METADATA, "{}"))

@@ -56,5 +56,6 @@ def test_no_frame_of_another_reaches_standard_error(town, monkeypatch):
     server.join(30)
     assert answered.is_set()
     time.sleep(0.5)
+    assert "forged" not in made.log("M0")
     assert "\x1b" not in made.log("M0")
     assert all(" warning " in line or " info " in line for line in made.log("M0").splitlines()), made.log("M0")

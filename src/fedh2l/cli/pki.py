@@ -90,7 +90,8 @@ def _check_target(target: Path, name: str) -> None:
     from fedh2l.peer.pki import certificates
 
     try:
-        same = not target.exists() or certificates.About.of(certificates.read_certificate(target)).name == name
+        known = certificates.read_certificate(target) if target.exists() else None
+        same = known is None or (certificates.About.of(known).name == name and known.subject != known.issuer)
     except certificates.PKIError:
         same = False
     if not same:

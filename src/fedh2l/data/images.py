@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedh2l.data.pixels import Pixels
 from fedh2l.errors import DataError
+from fedh2l.files import check_regular
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 """What is read, whatever a file is called. Pillow knows more, of which EPS starts Ghostscript."""
@@ -90,6 +91,7 @@ def _on_white(image: Image.Image, mode: str) -> Image.Image:
 def file_content(path: Path) -> bytes:
     """Return the content of an image file."""
     try:
+        check_regular(path)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: the path is not valid
         raise DataError(f"'{path}' cannot be read as an image: {error}") from error

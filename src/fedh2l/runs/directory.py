@@ -194,7 +194,7 @@ class RunDirectory:
         """Return the number of rounds in the configuration."""
         try:
             return int(read_toml(self.config_path)["run"]["rounds"])
-        except (UnreadableError, KeyError, TypeError, ValueError) as error:
+        except (UnreadableError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise RunError(f"'{self.config_path}' cannot be read: {shown(error)}") from error
 
     def extend(self, config: str) -> None:
@@ -239,13 +239,19 @@ class RunDirectory:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse symbolic links in a directory that others may have made. They could lead to files outside."""
+    """Refuse symbolic links in a directory that others may have made. They could lead to files outside.
+
+    Refuse named pipes and devices, too. Reading them may never end.
+    """
     link = next((path for path in folder.rglob("*") if path.is_symlink()), None)
     if link is not None:
         raise RunError(
             f"'{link}' is a symbolic link, and a run could change files outside its directory through it. Remove the "
             "link, or put a copy in its place"
         )
+    odd = next((path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()), None)
+    if odd is not None:
+        raise RunError(f"'{odd}' is neither a file nor a folder; remove it")
 
 
 def _is_of_run(path: Path) -> bool:

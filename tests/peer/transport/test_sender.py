@@ -261,6 +261,5 @@ def test_little_is_told_of_what_another_says(town, monkeypatch, caplog):
     monkeypatch.setattr(town.servicer, "taught", fails)
     text = "x" * 5000
     town.courier.send(1, b"x")
-    until(lambda: "xxx" in town.courier.contact.reason)
-    assert len(town.courier.contact.reason) < 400
-    assert max(map(len, caplog.messages)) < 500
+    until(lambda: town.courier.contact.reason == "INTERNAL")
+    assert not any("xxx" in line for line in caplog.messages)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedh2l.errors import ConfigError, DataError
+from fedh2l.files import UnreadableError, check_regular
 
 Cell = str | None
 """Content of a cell, or None if it is empty."""
@@ -134,9 +135,10 @@ def read_cells(path: Path, header: Sequence[str]) -> dict[str, list[Cell]]:
 
 def _csv(path: Path, header: Sequence[str]) -> dict[str, list[Cell]]:
     try:
+        check_regular(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnreadableError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read '{path}': {error}") from error
     names = list(header) or (rows.pop(0) if rows else [])
     for number, row in enumerate(rows, 1):
@@ -151,6 +153,7 @@ def _parquet(path: Path) -> dict[str, list[Cell]]:
     except ImportError:
         raise ConfigError(f"'{path}': Parquet files need pyarrow; pip install 'fedh2l[table]'") from None
     try:
+        check_regular(path)
         with parquet.ParquetFile(path) as file:
             rows, columns = file.metadata.num_rows, file.metadata.num_columns
             if rows * columns > MOST_CELLS:
@@ -165,7 +168,7 @@ def _parquet(path: Path) -> dict[str, list[Cell]]:
                     read[name] += cells
                 if size > MOST_BYTES:
                     raise DataError(f"'{path}' has more than {MOST_BYTES:,} bytes when it is unpacked")
-    except (OSError, ArrowException) as error:
+    except (OSError, UnreadableError, ArrowException) as error:
         raise DataError(f"cannot read '{path}': {error}") from error
     return read
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedh2l.files import UnreadableError, json_object
+from fedh2l.files import UnreadableError, check_regular, json_object
 from fedh2l.peer.audit.head import AuditError, Head
 from fedh2l.peer.pki.certificates import now
 
@@ -49,12 +49,15 @@ def files_of(path: Path) -> list[Path]:
 def lines_of(path: Path) -> Iterator[tuple[Any, bytes]]:
     """Yield a pair per line: the parsed line and no bytes, or None and the bytes of an incomplete line."""
     try:
+        check_regular(path)
         with path.open("rb") as file:
             for line in file:
                 whole = line.endswith(b"\n")
                 yield (parsed(line[:-1]), b"") if whole else (None, line)
     except OSError as error:
         raise AuditError(f"cannot read '{path}': {error.strerror}") from error
+    except UnreadableError as error:
+        raise AuditError(f"cannot read '{path}': {error}") from error
 
 
 def parsed(line: bytes) -> Any:

@@ -25,6 +25,8 @@ from fedh2l.peer.membership import records
 from fedh2l.peer.membership.shares import is_hash
 from fedh2l.protocol.roster import check_name
 
+MOST_MEMBERS, MOST_CLASSES = 1000, 1000
+"""Largest numbers of members and of classes. A peer compares each member with each other one."""
 PART, BUNDLE = "fedh2l-seedset-part-1", "fedh2l-seedset-1"
 
 
@@ -221,6 +223,9 @@ def _load(path: Path, kind: str, what: str) -> tuple[dict[str, Any], Samples]:
         raise DataError(f"cannot read '{path}': {shown(error)}") from error
     if about.get("format") != kind or set(tensors) != {"inputs", "labels"}:
         raise DataError(f"'{path}' is not {what}")
+    for key, most in (("classes", MOST_CLASSES), ("ranges", MOST_MEMBERS), ("commitments", MOST_MEMBERS)):
+        if isinstance(about.get(key), (list, dict)) and len(about[key]) > most:
+            raise DataError(f"'{path}' has {len(about[key]):,} {key}; at most {most:,} are read")
     inputs, labels = tensors["inputs"], tensors["labels"]
     if labels.dtype != torch.int64 or labels.dim() != 1 or inputs.dim() < 2 or len(inputs) != len(labels):
         raise DataError(f"'{path}': it should hold one label for each input")

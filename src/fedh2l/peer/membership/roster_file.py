@@ -27,7 +27,7 @@ from fedh2l.files import UnreadableError, read_toml
 from fedh2l.methods.base import Method
 from fedh2l.methods.registry import make_method
 from fedh2l.peer.membership.augmentation import AS_THEY_ARE, SharedViews
-from fedh2l.peer.membership.bundle import Bundle
+from fedh2l.peer.membership.bundle import MOST_MEMBERS, Bundle
 from fedh2l.peer.membership.roster_sections import Agreement, Member, Timing
 from fedh2l.peer.membership.shares import Reveal, commitment_to, seed_of
 from fedh2l.protocol.roster import Roster
@@ -96,6 +96,8 @@ class RosterFile:
         method, timing, members, views, shares = (top.pop(key, default) for key, default in PARTS.items())
         if not isinstance(members, list) or not isinstance(method, dict) or not isinstance(shares, list):
             raise ConfigError("a roster has a table [method], and tables [[members]] and [[shares]]")
+        if max(len(members), len(shares)) > MOST_MEMBERS:
+            raise ConfigError(f"a roster has at most {MOST_MEMBERS:,} members, not {max(len(members), len(shares)):,}")
         revealed = [Reveal.read(entry, f"shares.{place}") for place, entry in enumerate(shares)]
         by_name = {each.name: each for each in revealed}
         if len(by_name) < len(revealed):

@@ -131,6 +131,8 @@ class Authority:
         """
         about = About.of(request)
         check_name(about.name)
+        if about.name == self.federation:
+            raise PKIError(f"the request of '{about.name}' has the name of the federation; choose another one")
         if not about.hosts:
             raise PKIError(f"the request of '{about.name}' names no host")
         key = request.public_key()

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedh2l.errors import FedH2LError, shown
-from fedh2l.files import write_atomically
+from fedh2l.files import UnreadableError, check_regular, write_atomically
 from fedh2l.protocol.roster import check_name
 
 SOON = timedelta(days=30)
@@ -125,9 +125,12 @@ def write(path: Path, data: bytes) -> None:
 
 def read(path: Path) -> bytes:
     try:
+        check_regular(path)
         return path.read_bytes()
     except OSError as error:
         raise PKIError(f"cannot read '{path}': {error.strerror}") from error
+    except UnreadableError as error:
+        raise PKIError(f"cannot read '{path}': {error}") from error
 
 
 def read_certificate(path: Path) -> x509.Certificate:

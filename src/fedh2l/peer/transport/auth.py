@@ -32,7 +32,13 @@ log = logging.getLogger("fedh2l.peer")
 
 FROM = "fedh2l-from"
 """Metadata key for the name of the caller. Used only without certificates."""
-OPTIONS: list[tuple[str, int | str]] = [("grpc.enable_retries", 0)]
+METADATA = 1024
+"""Maximum size of the headers of a call or of an answer in bytes."""
+OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.enable_retries", 0),
+    ("grpc.max_metadata_size", METADATA),
+    ("grpc.absolute_max_metadata_size", METADATA),
+]
 BELIEVED = 10.0
 """Lifetime in seconds of a cached result of checking a certificate."""
 MOST_VERDICTS = 1000

@@ -16,7 +16,7 @@ import grpc
 from fedh2l.errors import shown
 from fedh2l.peer.audit import AuditError, AuditLog
 from fedh2l.peer.audit.log import SIGNAL
-from fedh2l.peer.refusals import PeerRefusedError, read_refusal
+from fedh2l.peer.refusals import PeerRefusedError, Refusal, read_refusal
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport.handshake import RosterDigests
 from fedh2l.peer.transport.server import EARLY, REFUSED, ROUND, PeerClient
@@ -265,5 +265,8 @@ class Sender:
 
 
 def _said(error: BaseException) -> str:
-    """In few words: the text of an answer is the other's."""
-    return shown(f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else error, LONGEST)
+    """Return a short text for the log. The other peer writes the details of an error, so only known ones count."""
+    if not isinstance(error, grpc.RpcError):
+        return shown(error, LONGEST)
+    why = read_refusal(error.details())
+    return error.code().name if why == Refusal.UNKNOWN else f"{error.code().name}: {why}"

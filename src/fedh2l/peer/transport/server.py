@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from fedh2l.errors import shown
 from fedh2l.peer.refusals import PeerRefusedError, Reason, Refusal, Refused, read_refusal
 from fedh2l.peer.transport import fedh2l_pb2 as pb
-from fedh2l.peer.transport.auth import FROM, PeerAuth
+from fedh2l.peer.transport.auth import FROM, METADATA, PeerAuth
 from fedh2l.peer.transport.budget import BANNED, REFUSED_CALL, STRANGER, CallBudgets
 from fedh2l.peer.transport.connections import EACH, Connections
 from fedh2l.peer.transport.handshake import RosterDigests
@@ -36,8 +36,6 @@ STREAMS, CONNECTIONS = AT_ONCE, 256
 """Maximum number of concurrent calls per connection, and of connections besides those of members."""
 IDLE, OLDEST = 120.0, 3600.0
 """Seconds without a call, and seconds in total, after which a connection is closed. Peers greet more often."""
-METADATA = 1024
-"""Maximum size of a call's headers in bytes."""
 USER_AGENT = re.compile(r"grpc-python/[0-9.]{3,12} grpc-c/[0-9.]{3,12} \([a-z]{3,10}; chttp2\)")
 """Format of the user agent that gRPC adds to each call."""
 UNWATCHED = 2.0
@@ -228,6 +226,11 @@ def canonical(kind: Any, data: bytes, sender: str) -> Any:
     return message
 
 
+def _is_round(key: str, value: str | bytes) -> bool:
+    """Return whether metadata of a refusal is the round of the peer that refuses."""
+    return key == ROUND and isinstance(value, str) and value.isdecimal() and len(value) < 10
+
+
 class PeerClient:
     """Client for one member."""
 
@@ -273,10 +276,18 @@ class PeerClient:
         """Make a call and return its answer. Errors of gRPC are raised unchanged."""
         assert self._channel is not None
         ask = self._channel.unary_unary(f"/{SERVICE}/{method}", type(message).SerializeToString)
-        answer, call = ask.with_call(message, timeout=timeout, metadata=self._auth.signature)
-        if call.initial_metadata() or call.trailing_metadata():
-            raise PeerRefusedError(f"'{self.member}' answered with unexpected metadata", Refusal.METADATA)
+        try:
+            answer, call = ask.with_call(message, timeout=timeout, metadata=self._auth.signature)
+        except grpc.RpcError as error:
+            trailing = list(error.trailing_metadata() or ())
+            self._check_metadata(error, trailing[len(trailing) == 1 and _is_round(*trailing[0]) :])
+            raise
+        self._check_metadata(call, call.trailing_metadata())
         return canonical(reply, answer, self.member)
+
+    def _check_metadata(self, call: Any, trailing: Any) -> None:
+        if call.initial_metadata() or trailing:
+            raise PeerRefusedError(f"'{self.member}' answered with unexpected metadata", Refusal.METADATA)
 
     def greet(self, agreed: RosterDigests, hello: pb.Hello, timeout: float) -> pb.Hello:
         """Exchange greetings. Raise `PeerRefusedError` if they do not match."""
