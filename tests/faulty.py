@@ -16,8 +16,8 @@ import grpc
 
 from fedh2l.models.small import mlp
 from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.client import PeerClient
 from fedh2l.peer.transport.sender import Sender
-from fedh2l.peer.transport.server import PeerClient
 from fedh2l.protocol.messages import round_of
 from fedh2l.runs import checkpoints
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedh2l.kernels.cpu import compiler
-from fedh2l.kernels.cuda.layers import Shape, plan, plan_weights
+from fedh2l.kernels.cuda.tiles import Shape, plan, plan_weights
 from fedh2l.kernels.pooled import allowed, allowing, pooled
 from fedh2l.models.lenet import LeNet, LeNetWide
 from fedh2l.training.compute import Compute

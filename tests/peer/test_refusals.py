@@ -23,9 +23,10 @@ from fedh2l.peer.pki.authority import Authority
 from fedh2l.peer.rehearsal import PEER
 from fedh2l.peer.settings import load_peer
 from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.client import SERVICE
 from fedh2l.peer.transport.handshake import RosterDigests
 from fedh2l.peer.transport.inbox import AHEAD
-from fedh2l.peer.transport.server import SERVICE, SLACK
+from fedh2l.peer.transport.server import SLACK
 from fedh2l.protocol.messages import Posteriors, encode
 from fedh2l.runs.directory import RunDirectory
 from members import join

@@ -18,7 +18,8 @@ from fedh2l.data.augmentation import Augmentation
 from fedh2l.data.domain import Samples
 from fedh2l.data.seedset import SeedSet
 from fedh2l.protocol.sampling import PrivatePurpose
-from fedh2l.training.network import Network, Phase, flattened, grouped
+from fedh2l.training.network import Network, Phase
+from fedh2l.training.state import flattened, grouped
 
 LocalData = Literal["private", "private+own-public", "private+all-public"]
 Pool = LocalData | Literal["all-public"]

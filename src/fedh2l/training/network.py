@@ -18,6 +18,7 @@ from fedh2l.kernels.pooled import allowing
 from fedh2l.training.compute import AS_USUAL, Compute
 from fedh2l.training.optimizers import OptimizerSettings
 from fedh2l.training.parameters import FlatParameters
+from fedh2l.training.state import check_alike, grouped
 
 NUMBERS = 8_000_000
 """Input values per forward pass in evaluation."""
@@ -64,10 +65,10 @@ class Network:
         if self._norms:
             pieces = min(pieces, max(len(inputs) // 2, 1))  # batch norm needs two rows for a variance
         if pieces <= 1 and not frozen:
-            return self._said(inputs, how)
+            return self._logits(inputs, how)
         with self._unlearning(frozen):
             if pieces <= 1:
-                return self._said(inputs, how)
+                return self._logits(inputs, how)
             return torch.cat([self._lightly(part, frozen, how) for part in torch.tensor_split(inputs, pieces)])
 
     @property
@@ -81,8 +82,8 @@ class Network:
         self._set_mode(training=False)
         rows = self.compute.rows or rows_at_once(inputs)
         if rows >= len(inputs):
-            return self._said(inputs, how)
-        return torch.cat([self._said(part, how) for part in torch.split(inputs, rows)])
+            return self._logits(inputs, how)
+        return torch.cat([self._logits(part, how) for part in torch.split(inputs, rows)])
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
@@ -121,11 +122,11 @@ class Network:
                         buffer.copy_(value)
 
         logits: Tensor = checkpoint(
-            lambda part: self._said(part, how), inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), again())
+            lambda part: self._logits(part, how), inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), again())
         )
         return logits
 
-    def _said(self, inputs: Tensor, how: Mapping[str, Any]) -> Tensor:
+    def _logits(self, inputs: Tensor, how: Mapping[str, Any]) -> Tensor:
         if self.pixels is not None:
             inputs = self.pixels(inputs, self.parameters.dtype)
         if self._channels_last is None:
@@ -254,12 +255,12 @@ class Network:
             phase, _, name = key.partition(".")
             self.optimizer_states.setdefault(phase, {})[name] = value
         for phase, found in self.optimizer_states.items():
-            _check_alike(found, self.optimizer.initial_state(self.parameters.to("meta")), f"the optimizer ({phase})")
+            check_alike(found, self.optimizer.initial_state(self.parameters.to("meta")), f"the optimizer ({phase})")
 
     def check_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Refuse weights from a checkpoint that do not fit this model."""
         rest = {f"rest.{name}": tensor for name, tensor in self._untrained().items()}
-        _check_alike(weights, {"parameters": self.parameters, **rest}, "the model")
+        check_alike(weights, {"parameters": self.parameters, **rest}, "the model")
 
     def _set_mode(self, training: bool) -> None:
         """Set the mode as `module.train(training)` does, but faster if no layer redefines it."""
@@ -291,23 +292,3 @@ def _has_plain_mode(layer: nn.Module) -> bool:
 def norms_of(module: nn.Module) -> list[nn.Module]:
     """Return the batch norm layers of a model."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-
-
-def _check_alike(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    for name, tensor in expected.items():
-        if name not in found or (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype):
-            raise ValueError(f"'{name}' of {what} has another shape or type, or is missing")
-
-
-def grouped(state: Mapping[str, Tensor], device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """Return entries named `group.rest` by group, on a device."""
-    groups: dict[str, dict[str, Tensor]] = {}
-    for key, value in state.items():
-        group, _, name = key.partition(".")
-        groups.setdefault(group, {})[name] = value.to(device)
-    return groups
-
-
-def flattened(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Reverse `grouped`."""
-    return {f"{group}.{name}": value for group, entries in state.items() for name, value in entries.items()}

@@ -13,8 +13,9 @@ from fedh2l.protocol.roster import Roster
 from fedh2l.protocol.sampling import shuffled, torch_seed
 from fedh2l.training.compute import AS_USUAL, Compute
 from fedh2l.training.learner import seed_generators
-from fedh2l.training.network import Network, flattened, grouped
+from fedh2l.training.network import Network
 from fedh2l.training.optimizers import OptimizerSettings
+from fedh2l.training.state import flattened, grouped
 
 
 class Server:

@@ -16,7 +16,7 @@ from fedh2l.errors import ConfigError, RunError
 from fedh2l.peer.monitoring.status import ask
 from fedh2l.peer.rehearsal import PEER, free_ports
 from fedh2l.peer.settings import load_peer
-from fedh2l.peer.transport.server import SERVICE as MEMBER
+from fedh2l.peer.transport.client import SERVICE as MEMBER
 from town import rehearsal
 
 

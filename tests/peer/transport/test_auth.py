@@ -16,7 +16,7 @@ from fedh2l.peer.refusals import PeerRefusedError
 from fedh2l.peer.rehearsal import PEER, Rehearsal, free_ports
 from fedh2l.peer.settings import load_peer
 from fedh2l.peer.transport.auth import FROM, InsecureLoopback, require_loopback
-from fedh2l.peer.transport.server import SERVICE
+from fedh2l.peer.transport.client import SERVICE
 from town import NAMES, rehearsal
 
 

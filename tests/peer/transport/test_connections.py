@@ -18,8 +18,9 @@ from fedh2l.peer.settings import load_peer
 from fedh2l.peer.transport import connections
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport import server as transport
+from fedh2l.peer.transport.client import SERVICE
 from fedh2l.peer.transport.connections import EACH, parse_peer
-from fedh2l.peer.transport.server import SERVICE, Listener
+from fedh2l.peer.transport.server import Listener
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd") and not os.path.isdir("/dev/fd"), reason="no list")
 

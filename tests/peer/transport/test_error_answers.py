@@ -8,7 +8,7 @@ from test_server import Town
 
 from fedh2l.peer.refusals import PeerRefusedError
 from fedh2l.peer.transport import fedh2l_pb2 as pb
-from fedh2l.peer.transport.server import ROUND
+from fedh2l.peer.transport.client import ROUND
 
 
 @pytest.fixture

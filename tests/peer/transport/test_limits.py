@@ -14,7 +14,8 @@ from test_server import LARGEST, Town, refused
 
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport import server as transport
-from fedh2l.peer.transport.server import SERVICE, SLACK, Listener
+from fedh2l.peer.transport.client import SERVICE
+from fedh2l.peer.transport.server import SLACK, Listener
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from fedh2l.peer.audit import AuditError, AuditLog, audit
 from fedh2l.peer.refusals import Reason, Refused
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport import sender as couriers
+from fedh2l.peer.transport.client import PeerClient
 from fedh2l.peer.transport.handshake import RosterDigests
 from fedh2l.peer.transport.sender import QUEUE, Sender
-from fedh2l.peer.transport.server import Listener, PeerClient
+from fedh2l.peer.transport.server import Listener
 from members import CLASSES
 
 

@@ -16,8 +16,9 @@ from fedh2l.peer.pki.authority import Authority
 from fedh2l.peer.refusals import PeerRefusedError, Reason, Refusal, Refused, read_refusal
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport.auth import MutualTLS
+from fedh2l.peer.transport.client import SERVICE, PeerClient
 from fedh2l.peer.transport.handshake import RosterDigests
-from fedh2l.peer.transport.server import SERVICE, Listener, PeerClient, Servicer
+from fedh2l.peer.transport.server import Listener, Servicer
 from members import CLASSES, join
 
 LARGEST = 2000

@@ -25,8 +25,8 @@ from prometheus_client.registry import Collector
 from fedh2l.errors import RunError
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport.auth import require_loopback
+from fedh2l.peer.transport.client import SERVICE
 from fedh2l.peer.transport.proxy import channel_options, parse_address
-from fedh2l.peer.transport.server import SERVICE
 
 if TYPE_CHECKING:
     from fedh2l.peer.peer import Peer

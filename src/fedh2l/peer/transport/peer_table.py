@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from fedh2l.peer.audit import AuditLog
 from fedh2l.peer.transport import fedh2l_pb2 as pb
 from fedh2l.peer.transport.auth import PeerAuth
+from fedh2l.peer.transport.client import PeerClient
 from fedh2l.peer.transport.handshake import RosterDigests
 from fedh2l.peer.transport.sender import Contact, Sender
-from fedh2l.peer.transport.server import PeerClient
 
 GRACE = 0.5
 """Seconds without a connection after which a member is lost and not awaited."""

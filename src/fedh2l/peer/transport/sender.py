@@ -18,8 +18,8 @@ from fedh2l.peer.audit import AuditError, AuditLog
 from fedh2l.peer.audit.log import SIGNAL
 from fedh2l.peer.refusals import PeerRefusedError, Refusal, read_refusal
 from fedh2l.peer.transport import fedh2l_pb2 as pb
+from fedh2l.peer.transport.client import EARLY, REFUSED, ROUND, PeerClient
 from fedh2l.peer.transport.handshake import RosterDigests
-from fedh2l.peer.transport.server import EARLY, REFUSED, ROUND, PeerClient
 
 log = logging.getLogger("fedh2l.peer")
 
