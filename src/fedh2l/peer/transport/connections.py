@@ -69,7 +69,7 @@ class Connections:
     ) -> None:
         self._refusal, self._tell = refusal, tell
         self._known: dict[Peer, Connection] = {}
-        self._lock = threading.Lock()
+        self._lock, self._closing = threading.Lock(), threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fedh2l-connections", daemon=True)
         self._port = 0
@@ -106,16 +106,23 @@ class Connections:
         found = parse_peer(peer)
         if found is None:
             return
-        with self._lock:
-            self._known.setdefault(found, Connection(time.monotonic())).is_closed = True
-        with _sockets(self._port) as sockets, suppress(OSError, KeyError):
-            sockets[found].shutdown(socket.SHUT_RDWR)
+        with self._closing:
+            with self._lock:
+                self._known.setdefault(found, Connection(time.monotonic())).is_closed = True
+            with _sockets(self._port) as sockets, suppress(OSError, KeyError):
+                sockets[found].shutdown(socket.SHUT_RDWR)
 
     def is_closed(self, peer: str) -> bool:
-        """Return whether `close` was called for a connection. Calls that it made before may still arrive."""
+        """Return whether a connection was closed by `close`. Calls that it made before may still arrive.
+
+        If it is being closed, wait for that, because an answer would make room for the next call.
+        """
         with self._lock:
             connection = self._known.get(parse_peer(peer) or ("", 0))
-            return connection is not None and connection.is_closed
+        if connection is None or not connection.is_closed:
+            return False
+        with self._closing:
+            return True
 
     def _watch(self) -> None:
         while not self._stop.wait(SWEEP):
