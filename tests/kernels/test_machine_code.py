@@ -377,4 +377,4 @@ def test_servers_and_processes_follow_the_setting():
     networks = [*server.networks.values(), *(learner.network for learner in learners)]
     assert not any(network.compute.kernels for network in networks)
     common, _ = init_payload(trainer.experiment, trainer.experiment.method, learners)
-    assert common.compute == Compute(rows=8, kernels=False)
+    assert common.training.compute == Compute(rows=8, kernels=False)

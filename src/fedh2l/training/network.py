@@ -122,7 +122,10 @@ class Network:
                         buffer.copy_(value)
 
         logits: Tensor = checkpoint(
-            lambda part: self._logits(part, how), inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), again())
+            lambda part: self._logits(part, how),
+            inputs,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), again()),
         )
         return logits
 
