@@ -114,8 +114,7 @@ def test_the_command_line_refuses_other_data(cli, tmp_path):
     assert "node 'site0' has other data than when" in " ".join(done.stderr.split())
 
 
-@pytest.mark.usefixtures("bench_in_process")
-def test_a_bench_refuses_results_of_other_data(cli, tmp_path):
+def test_a_bench_refuses_results_of_other_data(process, tmp_path):
     (tmp_path / "ours.py").write_text(
         "from fedh2l.data.datasets.rotated_mnist import RotatedMNIST\nCOUNT = 20\n"
         "def digits(seed, splits):\n"
@@ -123,12 +122,12 @@ def test_a_bench_refuses_results_of_other_data(cli, tmp_path):
     )
     small = ["--set", "data.name=ours:digits", "--set", "run.batch_size=8", "--device", "cpu", "--methods", "fedh2l"]
     command = ["bench", "comparison", "--rounds", "2", "--seeds", "1", "--allow", "ours", *small]
-    done = cli(*command)
+    done = process(*command)
     assert done.returncode == 0, done.stderr
-    assert cli(*command).returncode == 0
+    assert process(*command).returncode == 0
     module = tmp_path / "ours.py"
     module.write_text(module.read_text().replace("COUNT = 20", "COUNT = 24"))
-    done = cli(*command)
+    done = process(*command)
     assert done.returncode == 2
     assert "node 'M0' has other data than when" in " ".join(done.stderr.split())
 
