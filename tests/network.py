@@ -86,7 +86,7 @@ class Netem(Network):
             ip("-n", space, "qdisc", "add", "dev", "eth0", "root", "netem", *how, tool="tc")
 
     @property
-    def hub(self) -> str:
+    def router(self) -> str:
         return next(iter(self.spaces.values())) + "-hub"
 
     def close(self) -> None:

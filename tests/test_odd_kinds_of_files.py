@@ -11,7 +11,7 @@ import pytest
 
 import fedh2l
 from conftest import blobs
-from fedh2l.data.datasets import table
+from fedh2l.data.datasets import records
 from fedh2l.data.images import file_content
 from fedh2l.errors import DataError, FedH2LError, RunError
 from fedh2l.files import UnreadableError, read_array, read_tensors, read_text
@@ -67,7 +67,7 @@ def test_an_odd_file_is_not_read(tmp_path, kind):
     for read in (read_text, read_array, read_tensors):
         with pytest.raises(UnreadableError, match="not a regular file"):
             read(path)
-    for read in (file_content, lambda path: table._csv(path, [])):
+    for read in (file_content, lambda path: records._csv(path, [])):
         with pytest.raises(DataError, match="not a regular file"):
             read(path)
     pytest.importorskip("cryptography")

@@ -98,7 +98,7 @@ def test_asynchronous_peers_never_wait(town):
     made.start("M0", "M20", "M40")
     results = made.finish()
     assert set(results) == {"M0", "M20", "M40"}
-    assert all(result["conflicts"][1] > 0 for result in results.values())  # all have heard others
+    assert all(result["peer"]["conflicts"][1] > 0 for result in results.values())  # all have heard others
     assert all("did not answer" not in made.log(name) for name in results)
 
 

@@ -96,20 +96,20 @@ def test_a_run_without_its_fingerprint_cannot_be_resumed(started):
         fedh2l.train(given(), **started)
 
 
-def test_the_command_line_refuses_other_data(cli, tmp_path):
+def test_the_command_line_refuses_other_data(process, tmp_path):
     (tmp_path / "ours.py").write_text(
         "from conftest import blobs\nSHIFT = 0.0\n"
         "def clouds(seed):\n"
         "    return [blobs(f'site{i}', shift=SHIFT, seed=seed + i) for i in range(2)]\n"
     )
     changes = ["--set", "data.name=ours:clouds", "--set", "run.device=cpu"]
-    assert cli("run", *changes, "--rounds", "4", "--out", "run").returncode == 0
-    done = cli("run", "--resume", "run", "--allow", "ours", "--json")
+    assert process("run", *changes, "--rounds", "4", "--out", "run").returncode == 0
+    done = process("run", "--resume", "run", "--allow", "ours", "--json")
     assert "its saved result is returned" in done.stderr
     assert json.loads(done.stdout)["rounds"] == 4
     module = tmp_path / "ours.py"
     module.write_text(module.read_text().replace("SHIFT = 0.0", "SHIFT = 0.5"))
-    done = cli("run", "--resume", "run", "--allow", "ours")
+    done = process("run", "--resume", "run", "--allow", "ours")
     assert done.returncode == 2
     assert "node 'site0' has other data than when" in " ".join(done.stderr.split())
 

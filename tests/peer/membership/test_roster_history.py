@@ -145,7 +145,7 @@ def test_one_joins_and_one_leaves_while_the_others_train(town):
         assert "version 2 of the roster holds" in made.log(name)
     assert results["M0"]["bytes"]["edges"]["M0->M60"] > 0
     assert results["M60"]["bytes"]["edges"].keys() == {"M60->M0", "M60->M20"}
-    assert results["M60"]["conflicts"][1] > 0  # it has learned from the others
+    assert results["M60"]["peer"]["conflicts"][1] > 0  # it has learned from the others
     reasons = {why.partition(": ")[2] for result in results.values() for why in result["peer"]["refused"]}
     assert reasons <= {"round is past", "round is in the future"}  # of M20 and for it, while it was away
     assert "cannot be reached: 'M60' refuses" not in made.log("M40")  # who never is a member with it
