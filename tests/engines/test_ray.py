@@ -148,7 +148,7 @@ def test_a_bench_on_the_cluster_is_the_bench_here(process, tmp_path):
 
 def test_a_run_of_a_bench_that_is_stopped_keeps_what_it_saved_and_goes_on(tmp_path):
     """Stopped here, sent to the cluster after all were asked to stop, sent again: it ends as if nothing had been."""
-    cell = Cell("fedh2l", (*TINY, *MLPS, "run.rounds=40"), 0)
+    cell = Cell("fedh2l", (*TINY, *MLPS, "run.rounds=1000", "run.checkpoint_every=0"), 0)
     rounds = iter(range(100))
     with pytest.raises(Interrupted):
         run_cells([cell], Place(tmp_path, "cpu", Callback, lambda: next(rounds) > 11))
