@@ -111,7 +111,7 @@ def _suite(name: str, models: str | None, changes: Sequence[str]) -> Suite:
 
 
 def _methods(names: str | None) -> list[str] | None:
-    """Return the methods that are named, all of which must be known."""
+    """Return the named methods. All of them must be known."""
     if names is None:
         return None
     named = [name.strip() for name in names.split(",")]

@@ -18,7 +18,7 @@ from fedh2l.errors import DataError
 from fedh2l.files import check_regular
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
-"""What is read, whatever a file is called. Pillow knows more, of which EPS starts Ghostscript."""
+"""Image formats that are read, whatever the suffix. Pillow knows more. One of them, EPS, starts Ghostscript."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of grey images with 16 bits."""

@@ -78,7 +78,7 @@ class Actor:
         """Exchange whose incoming messages are missing."""
 
     def unit(self, unit: WorkUnit, *outboxes: Mapping[str, Message]) -> tuple[dict[str, Message], dict[str, Size]]:
-        """Run a leg. Return the messages of the nodes, and their sizes."""
+        """Run a unit of work. Return the messages of the nodes, and their sizes."""
         if unit.heard is not None:
             sent = {sender: message.to(self.device) for outbox in outboxes for sender, message in outbox.items()}
             self._finish({name: [sent[sender] for sender in senders] for name, senders in unit.heard.items()})
@@ -99,7 +99,7 @@ class Actor:
         self._exchange = None
 
     def ask(self, question: str, *arguments: Any) -> Any:
-        """Call a method or read a property of `Residents`. Return the result on the CPU."""
+        """Call a method or read a property of `LocalNodes`. Return the result on the CPU."""
         answer = getattr(self.local_nodes, question)
         return _elsewhere(answer(*(self._here(argument) for argument in arguments)) if callable(answer) else answer)
 

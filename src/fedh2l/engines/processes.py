@@ -57,9 +57,9 @@ class ProcessEngine(RemoteEngine):
             raise
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
-        """Run rounds in legs, each up to the next exchange. Return the last round that was done.
+        """Run rounds in units, each up to the next exchange. Return the last round that was done.
 
-        Each leg first delivers the messages of the leg before.
+        Each unit first delivers the messages of the unit before.
         """
         reached, heard, going = first - 1, None, True
         while reached < last and going:

@@ -23,11 +23,11 @@ from fedh2l.experiment.experiment import Experiment
 from fedh2l.protocol.topology import Graph
 
 AHEAD = 3
-"""Maximum number of submitted legs that are not done."""
+"""Maximum number of submitted units that are not done."""
 
 
 class PendingUnit(NamedTuple):
-    """A leg that was submitted to all actors."""
+    """A unit that was submitted to all actors."""
 
     rounds: range
     teachers: Graph | None
@@ -36,7 +36,7 @@ class PendingUnit(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Messages of a round, which the next leg delivers first."""
+    """Messages of a round, which the next unit delivers first."""
 
     heard: Graph
     """Senders per receiver. A server's answer has the name of its receiver."""
@@ -76,7 +76,7 @@ class RayEngine(RemoteEngine):
         return self._actors.replace_lost()
 
     def _discard(self) -> None:
-        """Wait for all submitted legs and ignore their results."""
+        """Wait for all submitted units and ignore their results."""
         for ref in [ref for pending in self._flying for ref in pending.sizes]:
             with suppress(Exception):
                 ray.get(ref)
@@ -85,7 +85,7 @@ class RayEngine(RemoteEngine):
     # Rounds
 
     def advance(self, first: int, last: int, keep_going: Callable[[int], bool]) -> int:
-        """Run rounds in legs, each up to the next exchange. Return the last round that was done."""
+        """Run rounds in units, each up to the next exchange. Return the last round that was done."""
         self._going = True
         reached, post = first - 1, None
         with self._translated():
@@ -105,7 +105,7 @@ class RayEngine(RemoteEngine):
         return reached
 
     def _fly(self, rounds: range, post: Post | None) -> list[Any]:
-        """Submit a leg, with the messages to deliver first. Return references to the outboxes."""
+        """Submit a unit, with the messages to deliver first. Return references to the outboxes."""
         sends = bool(rounds) and self.method.exchanges(rounds[-1])
         results = []
         for place, actor in enumerate(self._actors.actors):
@@ -135,7 +135,7 @@ class RayEngine(RemoteEngine):
         return Post({name: (name,) for name in self.roster.names}, posted)
 
     def _land(self, ahead: int, keep_going: Callable[[int], bool]) -> None:
-        """Wait until at most `ahead` legs are not done. Count the messages of the others."""
+        """Wait until at most `ahead` units are not done. Count the messages of the others."""
         while len(self._flying) > ahead:
             pending = self._flying[0]
             sizes: dict[str, Size] = {}

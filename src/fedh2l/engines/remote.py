@@ -19,7 +19,7 @@ from fedh2l.training.node_learner import NodeLearner
 log = logging.getLogger("fedh2l")
 
 LEG = 10
-"""Maximum number of rounds per leg without an exchange, so that a run can be stopped soon."""
+"""Maximum number of rounds per unit without an exchange, so that a run can be stopped soon."""
 
 
 class RemoteEngine(Engine):

@@ -1,4 +1,4 @@
-"""Groups of stacked nodes: how nodes are grouped, and what is computed over all groups."""
+"""Groups of stacked nodes: the grouping by architecture, and computations over all groups."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class StackedLearner(Learner):
         return self.public(owner, round, size)
 
     def public_subset(self, round: int, size: int) -> Samples:
-        """Return samples of all public data, for each member those of its own experiment."""
+        """Return samples of the public data of each member's own experiment."""
         table, sizes = self._table("all-public")
         count = min(sizes)
         if size >= count:

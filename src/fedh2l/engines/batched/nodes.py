@@ -32,9 +32,9 @@ T = TypeVar("T")
 TOGETHER = 256
 """Largest number of stacked nodes. It is enough to fill a GPU, and more would only need more memory."""
 FAULT = "fault of the message"
-"""Name under which faults of the nodes' messages are recorded."""
+"""Record name of the faults of nodes' messages."""
 ANSWER = "fault of the answer"
-"""Name under which faults of the server's answers are recorded."""
+"""Record name of the faults of the server's answers."""
 
 
 class StackedNodes:
